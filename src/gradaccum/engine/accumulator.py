@@ -1,0 +1,421 @@
+"""The thin shell that users hold: `Accumulator`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from gradaccum.engine import state as states
+from gradaccum.engine.core import Core, Settings
+from gradaccum.engine.grads import Gradients
+from gradaccum.engine.loop import (
+    Coming,
+    Microbatch,
+    ahead,
+    counted,
+    drive,
+    read_counts,
+    regrouped,
+    single,
+    windows,
+)
+from gradaccum.engine.loss import read_parts, read_result
+from gradaccum.engine.precision import Scaling
+from gradaccum.engine.refuse import (
+    read_every,
+    read_limit,
+    read_optimizers,
+    read_schedulers,
+    refuse_ranks,
+)
+from gradaccum.engine.window import Window
+from gradaccum.errors import InputError, LoopError
+from gradaccum.planner.pack import plan
+from gradaccum.planner.split import Samples, even, gather, move
+from gradaccum.records import Update
+
+__all__ = ["Accumulator"]
+
+T = TypeVar("T")
+
+
+class Accumulator:
+    """Gradient accumulation whose update equals the update of the whole batch.
+
+    Every micro-batch adds the gradient of its *summed* loss and the *count* of terms in that sum;
+    the window's update divides once, by the total count:
+
+        gradient = ∇ ( Σ_i sum_i / Σ_i count_i )
+
+    So ragged micro-batches and a short last window are right without anything known ahead. The
+    model and the optimizer stay your own: nothing is wrapped, patched or replaced.
+
+    Args:
+        model: the module whose loss is accumulated.
+        optimizer: one optimizer, or several that together serve this loss. Two losses that are
+            stepped apart (a GAN) have one `Accumulator` each.
+        every: micro-batches in a window, >= 1; or a function of the update index that returns it.
+        clip_norm: largest total norm of the update's gradient, > 0.
+        clip_value: largest magnitude of one element of the update's gradient, > 0.
+        scheduler: stepped once per successful update; one or several.
+        scaler: a `torch.amp.GradScaler`: unscaled, stepped and updated once per window.
+        on_update: called with the `Update` after each successful one (an EMA, a log).
+        on_stale: what to do with a gradient that is there when a window opens: `"raise"`, or
+            `"zero"` where another loss is meant to pass through these parameters. With `"zero"`
+            the window's gradients are kept out of `.grad` between its micro-batches.
+        on_nonfinite: `"raise"` on a NaN or infinite loss or gradient, at the price of one wait
+            for the device per micro-batch; `None` does not look.
+
+    Raises:
+        InputError: for what accumulation cannot serve, such as LBFGS, an optimizer that steps
+            inside backward, or one that holds none of the model's parameters.
+
+    Example:
+        >>> import torch, gradaccum as ga
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> acc = ga.Accumulator(model, optimizer, every=2)
+        >>> data = [torch.ones(3, 1), torch.ones(1, 1), torch.ones(2, 1)]
+        >>> for micro in acc.microbatches(data):
+        ...     error = model(micro.batch) - 2
+        ...     micro.backward((error**2).sum(), len(error))
+        ...     if micro.update:
+        ...         print(micro.update.index, micro.update.microbatches, micro.update.count)
+        0 2 4
+        1 1 2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        every: int | Callable[[int], int] = 1,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        scheduler: object = None,
+        scaler: GradScaler | None = None,
+        on_update: Callable[[Update], object] | None = None,
+        on_stale: Literal["raise", "zero"] = "raise",
+        on_nonfinite: Literal["raise"] | None = None,
+    ) -> None:
+        refuse_ranks(model)
+        optimizers = read_optimizers(optimizer, model)
+        if not callable(every):
+            read_every(every, 0)
+        _refuse_choice("on_stale", on_stale, ("raise", "zero"))
+        _refuse_choice("on_nonfinite", on_nonfinite, ("raise", None))
+        settings = Settings(
+            clip_norm=read_limit("clip_norm", clip_norm),
+            clip_value=read_limit("clip_value", clip_value),
+            schedulers=read_schedulers(scheduler, optimizers),
+            on_update=on_update,
+            raise_nonfinite=on_nonfinite == "raise",
+        )
+        if settings.clip_norm is not None and settings.clip_value is not None:
+            raise InputError("clip", "Clip by norm or by value, not both.")
+        self._model = model
+        self._every = every
+        self._core = Core(
+            optimizers,
+            Gradients(model, optimizers, on_stale),
+            Scaling(scaler, optimizers),
+            settings,
+        )
+        self._current: Microbatch[Any] | None = None
+        self._holds_batch = False
+        self._resumed = False
+        self._random: dict[str, Any] | None = None
+
+    @property
+    def updates(self) -> int:
+        """Updates made so far, skipped ones included: the index of the next."""
+        return self._core.updates
+
+    @property
+    def pending(self) -> int:
+        """Micro-batches in the open window; 0 if none is open."""
+        return self._core.window.microbatches if self._core.window is not None else 0
+
+    def microbatches(
+        self,
+        loader: Iterable[T],
+        *,
+        lengths: object = None,
+        budget: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        trim: object = "right",
+        counts: Callable[[T], object] | None = None,
+    ) -> Generator[Microbatch[T], None, None]:
+        """Loop over micro-batches; the last one of each window makes its update.
+
+        One batch is fetched ahead, so that the end is known: a tail, the short last window, is
+        stepped with its own count. A window that was left open, by `break` or by loading a state,
+        is gone on with.
+
+        With `lengths` and `budget`, `every` of the loader's batches are one window: its samples
+        are regrouped by length, and the micro-batches are those of the plan, however many.
+
+        Args:
+            loader: any iterable of batches, with or without a length.
+            lengths: each sample's true length: a function of a batch, or of a sample where
+                `collate` is given.
+            budget: most padded elements (samples times width) in one micro-batch.
+            collate: makes a batch of a list of samples; the loader then gives lists of samples.
+            trim: side that keeps its columns when padding is cut: `"right"` for padding on the
+                right, `"left"` for padding on the left, `None`, or a function
+                `(micro_batch, width) -> micro_batch`.
+            counts: a function of a batch that returns its count of loss terms, or
+                `{name: count}`. Then the window's batches are held on the host first and its
+                denominators are known ahead: several terms need one backward instead of one each.
+
+        Raises:
+            LoopError: if the loop leaves a micro-batch without a backward.
+            InputError: if `every` returns no int >= 1, or the options do not fit together.
+        """
+        if lengths is None and (budget is not None or collate is not None):
+            raise InputError(
+                "lengths-missing",
+                "Regrouping a stream needs to know how long its samples are.",
+                got=f"budget={budget!r}, collate={'given' if collate else None}, lengths=None",
+                expected="lengths=, a function of a batch (of a sample with collate=)",
+                do='lengths=lambda batch: batch["attention_mask"].sum(1)',
+            )
+        if lengths is not None and budget is None:
+            raise InputError(
+                "budget-missing",
+                "Regrouping a stream needs to know how large a micro-batch may be.",
+                got="lengths= without budget=",
+                expected="budget=, the most padded elements in one micro-batch",
+                do="budget=8 * longest keeps the memory of 8 samples of full length",
+            )
+        if budget is not None:
+            return self._loop(
+                loader,
+                lambda groups: regrouped(
+                    groups,
+                    lambda group: gather(group, lengths=lengths, collate=collate, trim=trim),
+                    budget,
+                    counts,
+                ),
+            )
+        if counts is not None:
+            return self._loop(loader, lambda groups: counted(groups, counts))
+        return self._loop(loader, None)
+
+    def step(
+        self,
+        batch: Any,
+        loss_fn: Callable[[nn.Module, Any], object],
+        *,
+        lengths: object = None,
+        budget: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        trim: object = "right",
+        counts: object = None,
+    ) -> Update:
+        """Make one update of a batch of any size, split into micro-batches.
+
+        Without options it is split evenly into `every`. With `lengths`, samples of like length go
+        together; with `budget`, no micro-batch is larger than that. Each micro-batch is moved to
+        the model's device when its turn comes. After an error nothing of the batch is left behind.
+
+        Args:
+            batch: a tensor, or tensors in dicts, tuples, lists and dataclasses, with samples along
+                dimension 0; or a list of samples, with `collate`.
+            loss_fn: `loss_fn(model, micro_batch)` returns `(loss_sum, count)`, or
+                `{name: (loss_sum, count)}` for several terms.
+            lengths: each sample's true length: numbers, or a function of the batch (of a sample,
+                with `collate`).
+            budget: most padded elements (samples times width) in one micro-batch; without
+                `lengths`, most samples.
+            collate: makes a micro-batch of a list of samples.
+            trim: as in `microbatches`.
+            counts: the batch's count of loss terms if it is known ahead: a number, `{name:
+                number}`, or a function of the batch. Several terms then need one backward per
+                micro-batch instead of one each.
+
+        Raises:
+            BatchError: if the batch cannot be split as asked.
+            LoopError: if a window is open.
+            PlanError: if a sample is longer than the budget.
+        """
+        if self._core.window is not None and self._core.window.microbatches:
+            raise LoopError(
+                "window-open",
+                "A window is open, and this batch would be mixed into it.",
+                got=f"{self.pending} micro-batches that have not been stepped",
+                expected="no open window",
+                do="acc.flush() steps it, acc.discard() drops it",
+            )
+        samples = gather([batch], lengths=lengths, collate=collate, trim=trim)
+        groups = self._groups(samples, budget)
+        declared = None
+        if counts is not None:
+            declared = read_counts([counts(batch) if callable(counts) else counts])
+        self._void_current()
+        self._holds_batch = False
+        self._core.open(len(groups), declared)
+        try:
+            for i in range(len(groups) - 1):
+                self._add_group(samples, groups, i, loss_fn)
+            update = self._add_group(samples, groups, len(groups) - 1, loss_fn)
+        except BaseException:
+            self._core.discard()
+            raise
+        assert update is not None
+        return update
+
+    def flush(self) -> Update | None:
+        """Make the update of the open window as it stands; `None` if there is none."""
+        self._void_current()
+        return self._core.finish() if self._core.window is not None else None
+
+    def discard(self) -> None:
+        """Drop the open window: its gradients, its sums and its counts."""
+        self._void_current()
+        self._core.discard()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copy the open window: gradients, counts, random states and the scaler, at any point.
+
+        The model, the optimizer and the scheduler are yours to save beside it. The result holds
+        plain types and tensors, so `torch.load(..., weights_only=True)` reads it.
+        """
+        return {**states.save(self._core), "holds_batch": self._holds_batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved window, bit for bit.
+
+        Load the model, the optimizer and the scheduler first. Then hand the loop the batches that
+        follow: from the micro-batch after the last one added, or, where a window's batches are
+        gathered first (`lengths` or `counts`), from that window's first batch.
+
+        Raises:
+            StateError: if the state is of another model, optimizer, scaler or version; it names
+                the first difference, and nothing has changed.
+        """
+        states.load(self._core, state)
+        self._void_current()
+        self._resumed = True
+        self._holds_batch = bool(state["holds_batch"])
+        # The loop had fetched a batch ahead; fetching it again must not move the generators.
+        self._random = state["random"] if self._holds_batch else None
+
+    def _loop(
+        self,
+        loader: Iterable[T],
+        gathering: Callable[[Iterator[list[T]]], Iterator[Coming[Any]]] | None,
+    ) -> Generator[Microbatch[Any], None, None]:
+        start = self._window_start(gathering is not None)
+        resumes_inside = gathering is not None and start > 0
+        batches = ahead(loader, _nothing if resumes_inside else self._restore_random, self._fetched)
+        if gathering is None:
+            coming = single(batches)
+        else:
+            groups = windows(batches, lambda: read_every(self._every, self.updates))
+            coming = islice(gathering(groups), start, None)
+        yield from drive(self, coming)
+
+    def _window_start(self, gathers: bool) -> int:
+        """How many micro-batches of its first window a loop must pass over."""
+        window, resumed = self._core.window, self._resumed
+        self._resumed = False
+        if window is None or window.microbatches + window.dropped == 0:
+            self._core.discard()
+            return 0
+        if gathers != window.gathered or (gathers and not resumed):
+            raise LoopError(
+                "window-open",
+                "A window is open that this loop cannot go on with.",
+                got=f"{window.microbatches} of {window.expected} micro-batches, of batches that "
+                f"were {'gathered ahead and are gone' if window.gathered else 'not gathered'}",
+                expected="no open window, or one that this kind of loop opened",
+                do="acc.flush() steps it, acc.discard() drops it",
+            )
+        return window.microbatches + window.dropped if gathers else 0
+
+    def _window_for(self, item: Coming[Any]) -> Window:
+        self._restore_random()
+        if self._core.window is not None:
+            return self._core.window
+        if item.position is None:
+            return self._core.open(read_every(self._every, self.updates))
+        # After a flush or discard in mid-window, what is left of its plan is a window of its own.
+        declared = item.declared if item.position == 0 else None
+        return self._core.open(item.size - item.position, declared, gathered=True)
+
+    def _skip(self, last: bool) -> Update | None:
+        window = self._core.window
+        assert window is not None
+        window.dropped += 1
+        return self._core.finish() if last else None
+
+    def _void_current(self) -> None:
+        if self._current is not None:
+            self._current.void()
+
+    def _loop_left(self, micro: Microbatch[Any] | None) -> None:
+        if self._current is micro:
+            self._current = None
+
+    def _fetched(self, holds_batch: bool) -> None:
+        self._holds_batch = holds_batch
+
+    def _restore_random(self) -> None:
+        if self._random is not None:
+            states.load_random(self._random)
+            self._random = None
+
+    def _groups(self, samples: Samples, budget: int | None) -> list[tuple[Sequence[int], int]]:
+        """Indices and padded width (0 where no lengths are known) of each micro-batch."""
+        every = read_every(self._every, self.updates)
+        if samples.lengths is not None:
+            most = None if budget is not None else every
+            chosen = plan(samples.lengths, budget=budget, microbatches=most)
+            return [(one.indices, one.width) for one in chosen.microbatches]
+        if budget is not None:
+            size = read_every(budget, self.updates)
+            every = -(-len(samples) // size)
+        return [(indices, 0) for indices in even(len(samples), every)]
+
+    def _add_group(
+        self,
+        samples: Samples,
+        groups: list[tuple[Sequence[int], int]],
+        i: int,
+        loss_fn: Callable[[nn.Module, Any], object],
+    ) -> Update | None:
+        indices, width = groups[i]
+        where = f"micro-batch {i + 1} of {len(groups)}"
+        device = next(self._model.parameters()).device
+        micro_batch = move(samples.microbatch(indices, width or None), device)
+        loss, count = read_result(loss_fn(self._model, micro_batch), where)
+        padding = 0
+        if samples.lengths is not None:
+            padding = width * len(indices) - sum(samples.lengths[j] for j in indices)
+        return self._core.add(
+            read_parts(loss, count, "sum", where),
+            last=i + 1 == len(groups),
+            padding=padding,
+            retain_graph=False,
+        )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _refuse_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise InputError(
+            "choice",
+            f"`{name}` has no such value.",
+            got=f"{name}={value!r:.60}",
+            expected=" or ".join(repr(choice) for choice in choices),
+        )

@@ -1,0 +1,349 @@
+"""One window after another: adds micro-batches, and makes an update of each window.
+
+Where the window's last factor goes, so that it costs no pass over the gradients:
+
+1. nowhere, where every count was known ahead or all are equal: it is 1;
+2. into the coefficient of `clip_norm`, which multiplies the gradients anyhow;
+3. into `optimizer.grad_scale`, which a fused optimizer divides by while it steps;
+4. else into the last micro-batch: its gradient is added to `factor · gradient` in the one pass
+   that adding takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradaccum.engine.grads import Gradients, GradientSum, Share
+from gradaccum.engine.loss import Count, Number, Part, is_finite
+from gradaccum.engine.precision import Scaling
+from gradaccum.engine.window import Window, ratio
+from gradaccum.errors import InputError, LoopError, NonFiniteError
+from gradaccum.records import Update
+
+__all__ = ["Core", "Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an update does besides stepping; the same for every window."""
+
+    clip_norm: float | None
+    clip_value: float | None
+    schedulers: tuple[Any, ...]
+    on_update: Callable[[Update], object] | None
+    raise_nonfinite: bool
+
+
+class Core:
+    """The open window and what surrounds it.
+
+    Args:
+        optimizers: stepped together, once per window.
+        gradients: of the parameters that the optimizers own.
+        scaling: the scaler's part.
+        settings: what an update does besides stepping.
+    """
+
+    def __init__(
+        self,
+        optimizers: tuple[Optimizer, ...],
+        gradients: Gradients,
+        scaling: Scaling,
+        settings: Settings,
+    ) -> None:
+        self.optimizers = optimizers
+        self.gradients = gradients
+        self.scaling = scaling
+        self.settings = settings
+        self.updates = 0
+        self.window: Window | None = None
+        self.apart: dict[str, GradientSum] = {}
+        self.usual: dict[str, Count] = {}
+        self._folds = _folds(optimizers, settings)
+        self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+
+    def open(
+        self, expected: int, declared: dict[str, Number] | None = None, *, gathered: bool = False
+    ) -> Window:
+        """Start a window; its gradients are looked at with its first micro-batch."""
+        self.window = Window(expected, gathered, declared or {})
+        return self.window
+
+    def add(
+        self, parts: list[Part], *, last: bool, padding: int, retain_graph: bool
+    ) -> Update | None:
+        """Add a micro-batch to the open window; with the last one, make the update."""
+        window = self.sound_window()
+        self._refuse_nonfinite_loss(parts)
+        first = window.microbatches == 0
+        if first:
+            self.gradients.open(self.updates)
+            self._seeds.clear()
+        else:
+            self.gradients.resume()
+            self.scaling.refuse_rescaled()
+        window.open_terms(parts, last, self.usual)
+        factors = self._last_factors(window, parts, whole=True) if last else {}
+        window.broken = True
+        merged = self._backward(window, parts, factors, retain_graph)
+        if first:
+            self.gradients.refuse_stepped()
+        window.add(parts, padding)
+        window.broken = False
+        if last:
+            return self._update(window, 1 if merged else _only(factors))
+        self.gradients.seal()
+        return None
+
+    def finish(self) -> Update | None:
+        """Make the update of what the open window has; `None` if it has nothing."""
+        window = self.sound_window()
+        if window.microbatches == 0:
+            self.discard()
+            return None
+        self.gradients.resume()
+        self.scaling.refuse_rescaled()
+        factors = self._last_factors(window, [], whole=False)
+        if len(factors) == 1:
+            return self._update(window, _only(factors))
+        window.broken = True
+        with self.gradients.merging(self._take_sums(factors)):
+            pass
+        return self._update(window, 1)
+
+    def discard(self) -> None:
+        """Forget the open window: its counts and its gradients."""
+        if self.window is not None and self.window.microbatches + self.window.broken:
+            self.gradients.zero()
+        self.window = None
+        self.apart = {}
+        self._seeds.clear()
+
+    def sound_window(self) -> Window:
+        """The open window, if its gradients are whole."""
+        assert self.window is not None
+        if self.window.broken:
+            raise LoopError(
+                "window-broken",
+                "A backward or an update of this window was cut short by an error, so its "
+                "gradients hold part of a micro-batch.",
+                got=f"{self.window.microbatches} whole micro-batches and part of another",
+                expected="a window whose micro-batches all arrived",
+                do="acc.discard() drops the window; then go on with the next",
+            )
+        return self.window
+
+    def _backward(
+        self, window: Window, parts: list[Part], factors: dict[str, Count], retain_graph: bool
+    ) -> bool:
+        """Run autograd; return whether the factors have been applied to the gradients.
+
+        Args:
+            window: its terms are open.
+            parts: the micro-batch.
+            factors: the last factor of each term; empty unless this is the last micro-batch.
+            retain_graph: as in `torch.autograd.backward`.
+        """
+        # The gradient of a mean of no terms is NaN, and it stands for nothing.
+        live = [p for p in parts if not (p.mean and _is_zero(p.count))]
+        declared = all(name in window.declared for name in window.terms)
+        if len(window.terms) > 1 and not declared and not factors:
+            for part in live:
+                self._backward_apart(window, part, retain_graph or part is not live[-1])
+            return False
+        merge = self._must_merge(window, factors)
+        denominators: dict[str, Count] = {n: t.provisional for n, t in window.terms.items()}
+        if merge:
+            denominators = window.totals(parts)
+        seeds = [self._seed(part, denominators[part.name]) for part in live]
+        sums = self._take_sums(factors) if merge else []
+        with self.gradients.merging(sums) if merge else nullcontext():
+            if live:
+                torch.autograd.backward([p.loss for p in live], seeds, retain_graph=retain_graph)
+        return merge
+
+    def _backward_apart(self, window: Window, part: Part, retain_graph: bool) -> None:
+        # Only at the end is it known how terms with own denominators mix; until then their
+        # gradients are sums of their own, the first term's in place.
+        seed = self._seed(part, window.terms[part.name].provisional)
+        if part.name == next(iter(window.terms)):
+            torch.autograd.backward(part.loss, seed, retain_graph=retain_graph)
+            return
+        others = self.gradients.take()
+        if part.name in self.apart:
+            self.gradients.set(self.apart[part.name])
+        torch.autograd.backward(part.loss, seed, retain_graph=retain_graph)
+        self.apart[part.name] = self.gradients.take()
+        self.gradients.set(others)
+
+    def _must_merge(self, window: Window, factors: dict[str, Count]) -> bool:
+        if window.microbatches == 0 or not factors:
+            return False
+        if all(_is_one(factor) for factor in factors.values()) and not self.apart:
+            return False
+        return len(factors) > 1 or not (self.settings.clip_norm is not None or self._folds)
+
+    def _take_sums(self, factors: dict[str, Count]) -> list[Share]:
+        first, *others = factors
+        sums: list[Share] = [(self.gradients.take(), factors[first])]
+        sums.extend((self.apart[name], factors[name]) for name in others if name in self.apart)
+        self.apart = {}
+        return sums
+
+    def _seed(self, part: Part, denominator: Count) -> Tensor:
+        """The gradient that enters the part's loss: 1, or its count, over the denominator."""
+        share = ratio(part.count if part.mean else 1, denominator)
+        loss = part.loss
+        if isinstance(share, Tensor):
+            return self.scaling.seed(share.to(device=loss.device, dtype=loss.dtype))
+        key = (share, loss.dtype, loss.device)
+        if key not in self._seeds:
+            if len(self._seeds) > 8:
+                self._seeds.clear()
+            seed = torch.full((), share, dtype=loss.dtype, device=loss.device)
+            self._seeds[key] = self.scaling.seed(seed)
+        return self._seeds[key]
+
+    def _update(self, window: Window, factor: Count) -> Update:
+        window.broken = True  # until the step is done, nothing but discard() would be right
+        settings = self.settings
+        if not self._folds:
+            self.scaling.unscale()
+        norm = None
+        if settings.clip_norm is not None:
+            norm = self.gradients.clip_norm_(settings.clip_norm, factor)
+        elif not self._folds:
+            self.gradients.scale_(factor)
+        elif not _is_one(factor):
+            self._set_grad_scale(ratio(1, factor))
+        if settings.clip_value is not None:
+            self.gradients.clip_value_(settings.clip_value)
+        if settings.raise_nonfinite and self.scaling.scaler is None:
+            self.gradients.refuse_nonfinite()
+        lr = self.optimizers[0].param_groups[0]["lr"]
+        try:
+            skipped = self.scaling.step()
+        finally:
+            for optimizer in self.optimizers:
+                vars(optimizer).pop("grad_scale", None)
+        self.gradients.zero()
+        return self._close(window, norm, lr.clone() if isinstance(lr, Tensor) else lr, skipped)
+
+    def _set_grad_scale(self, scale: Count) -> None:
+        for optimizer in self.optimizers:
+            device = optimizer.param_groups[0]["params"][0].device
+            vars(optimizer)["grad_scale"] = (
+                scale.to(device=device, dtype=torch.float32)
+                if isinstance(scale, Tensor)
+                else torch.full((), scale, dtype=torch.float32, device=device)
+            )
+
+    def _close(
+        self, window: Window, norm: Tensor | None, lr: float | Tensor, skipped: bool | Tensor
+    ) -> Update:
+        settings = self.settings
+        if isinstance(skipped, Tensor) and (settings.schedulers or settings.on_update):
+            skipped = bool(skipped)  # only what it decides is worth the wait for the device
+        means = {name: term.mean for name, term in window.terms.items()}
+        counts = {name: term.count for name, term in window.terms.items()}
+        single = list(means) == [""]
+        update = Update(
+            index=self.updates,
+            loss=means[""] if single else torch.stack(list(means.values())).sum(),
+            count=counts[""] if single else counts,
+            microbatches=window.microbatches,
+            grad_norm=norm,
+            lr=lr,
+            skipped=skipped,
+            dropped=window.dropped,
+            padding=window.padding,
+            terms={} if single else means,
+        )
+        self.usual = window.usual()
+        self.updates += 1
+        self.window = None
+        self.apart = {}
+        if skipped is False:
+            for scheduler in settings.schedulers:
+                scheduler.step()
+            if settings.on_update is not None:
+                settings.on_update(update)
+        return update
+
+    def _refuse_nonfinite_loss(self, parts: list[Part]) -> None:
+        if not self.settings.raise_nonfinite:
+            return
+        for part in parts:
+            if not (part.mean and _is_zero(part.count)) and not is_finite(part.loss):
+                term = f" of term {part.name!r}" if part.name else ""
+                raise NonFiniteError(
+                    "non-finite",
+                    f"The loss{term} is not finite.",
+                    got=f"{part.loss.item()} in micro-batch {self._position()}",
+                    expected="a finite loss; the window is as it was before this micro-batch",
+                    do="micro.skip() leaves it out; or look for log(0), 0/0 or too high a "
+                    "learning rate",
+                )
+
+    def _last_factors(self, window: Window, parts: list[Part], *, whole: bool) -> dict[str, Count]:
+        """Each term's last factor, once it is sure that the denominators are usable."""
+        totals = window.totals(parts)
+        if all(_is_zero(total) for total in totals.values()):
+            raise InputError(
+                "window-without-count",
+                "The window holds no loss term, so its mean is undefined.",
+                got=f"a total count of 0 over {window.microbatches + bool(parts)} micro-batches",
+                expected="at least one term that is not ignored",
+                do="acc.discard() drops the window; look for labels that are all ignored",
+            )
+        for name, declared in window.declared.items() if whole else ():
+            total = totals.get(name, 0)
+            if not isinstance(total, Tensor) and not math.isclose(total, declared, rel_tol=1e-9):
+                raise InputError(
+                    "declared-count",
+                    "The counts that came with the losses do not add up to the count known ahead.",
+                    got=f"{total} terms{f' of {name!r}' if name else ''}, {declared} declared",
+                    expected="`counts` that count the same terms as your loss",
+                    do="count with the same mask in both places, or leave `counts` out",
+                )
+        return window.factors(totals, whole=whole)
+
+    def _position(self) -> str:
+        window = self.window
+        assert window is not None
+        return f"{window.microbatches + window.dropped + 1} of {window.expected}"
+
+
+def _folds(optimizers: tuple[Optimizer, ...], settings: Settings) -> bool:
+    """Whether the optimizers can divide by a scale of ours while they step."""
+    clips = settings.clip_norm is not None or settings.clip_value is not None
+    fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
+    # Their kernels take the scale in float32, too coarse for wider gradients.
+    narrow = all(
+        torch.finfo(p.dtype).bits <= 32
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    )
+    return fused and narrow and not clips
+
+
+def _only(factors: dict[str, Count]) -> Count:
+    # Several terms were either merged or had their denominators from the start.
+    return next(iter(factors.values())) if len(factors) == 1 else 1
+
+
+def _is_one(factor: Count) -> bool:
+    return not isinstance(factor, Tensor) and factor == 1
+
+
+def _is_zero(count: Count) -> bool:
+    return not isinstance(count, Tensor) and count == 0
