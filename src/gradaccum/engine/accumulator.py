@@ -400,7 +400,7 @@ class Accumulator:
         if samples.lengths is not None:
             padding = width * len(indices) - sum(samples.lengths[j] for j in indices)
         return self._core.add(
-            read_parts(loss, count, "sum", where),
+            read_parts(loss, count, "sum", lambda: where),
             last=i + 1 == len(groups),
             padding=padding,
             retain_graph=False,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.optim import Optimizer
 from gradaccum.engine.grads import Gradients, GradientSum, Share
 from gradaccum.engine.loss import Count, Number, Part, is_finite
 from gradaccum.engine.precision import Scaling
-from gradaccum.engine.window import Window, ratio
+from gradaccum.engine.window import Term, Window, ratio
 from gradaccum.errors import InputError, LoopError, NonFiniteError
 from gradaccum.records import Update
 
@@ -68,7 +67,6 @@ class Core:
         self.apart: dict[str, GradientSum] = {}
         self.usual: dict[str, Count] = {}
         self._folds = _folds(optimizers, settings)
-        self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
     def open(
         self, expected: int, declared: dict[str, Number] | None = None, *, gathered: bool = False
@@ -86,7 +84,6 @@ class Core:
         first = window.microbatches == 0
         if first:
             self.gradients.open(self.updates)
-            self._seeds.clear()
         else:
             self.gradients.resume()
             self.scaling.refuse_rescaled()
@@ -125,7 +122,6 @@ class Core:
             self.gradients.zero()
         self.window = None
         self.apart = {}
-        self._seeds.clear()
 
     def sound_window(self) -> Window:
         """The open window, if its gradients are whole."""
@@ -153,27 +149,28 @@ class Core:
             retain_graph: as in `torch.autograd.backward`.
         """
         # The gradient of a mean of no terms is NaN, and it stands for nothing.
-        live = [p for p in parts if not (p.mean and _is_zero(p.count))]
-        declared = all(name in window.declared for name in window.terms)
-        if len(window.terms) > 1 and not declared and not factors:
+        live = [p for p in parts if p.count.__class__ is Tensor or p.count or not p.mean]
+        if not factors and len(window.terms) > len(window.declared) and len(window.terms) > 1:
             for part in live:
                 self._backward_apart(window, part, retain_graph or part is not live[-1])
             return False
-        merge = self._must_merge(window, factors)
-        denominators: dict[str, Count] = {n: t.provisional for n, t in window.terms.items()}
-        if merge:
-            denominators = window.totals(parts)
-        seeds = [self._seed(part, denominators[part.name]) for part in live]
-        sums = self._take_sums(factors) if merge else []
-        with self.gradients.merging(sums) if merge else nullcontext():
-            if live:
-                torch.autograd.backward([p.loss for p in live], seeds, retain_graph=retain_graph)
-        return merge
+        if factors and self._must_merge(window, factors):
+            totals = window.totals(parts)
+            with self.gradients.merging(self._take_sums(factors)):
+                self._run(live, [self._seed_over(p, totals[p.name]) for p in live], retain_graph)
+            return True
+        self._run(live, [self._seed(p, window.terms[p.name]) for p in live], retain_graph)
+        return False
+
+    def _run(self, parts: list[Part], seeds: list[Tensor], retain_graph: bool) -> None:
+        if parts:
+            losses = [part.loss for part in parts]
+            torch.autograd.backward(losses, seeds, retain_graph=retain_graph)
 
     def _backward_apart(self, window: Window, part: Part, retain_graph: bool) -> None:
         # Only at the end is it known how terms with own denominators mix; until then their
         # gradients are sums of their own, the first term's in place.
-        seed = self._seed(part, window.terms[part.name].provisional)
+        seed = self._seed(part, window.terms[part.name])
         if part.name == next(iter(window.terms)):
             torch.autograd.backward(part.loss, seed, retain_graph=retain_graph)
             return
@@ -198,19 +195,22 @@ class Core:
         self.apart = {}
         return sums
 
-    def _seed(self, part: Part, denominator: Count) -> Tensor:
-        """The gradient that enters the part's loss: 1, or its count, over the denominator."""
-        share = ratio(part.count if part.mean else 1, denominator)
+    def _seed(self, part: Part, term: Term) -> Tensor:
+        """The seed over the term's provisional denominator, kept: most micro-batches share it."""
+        above = part.count if part.mean else 1
+        known = term.seed_for is above or (type(above) is not Tensor and term.seed_for == above)
+        if term.seed is None or not known or term.seed.dtype != part.loss.dtype:
+            term.seed = self._seed_over(part, term.provisional)
+            term.seed_for = above
+        return term.seed
+
+    def _seed_over(self, part: Part, denominator: Count) -> Tensor:
+        """The gradient that enters the part's loss: 1, or a mean's count, over `denominator`."""
         loss = part.loss
+        share = ratio(part.count if part.mean else 1, denominator)
         if isinstance(share, Tensor):
             return self.scaling.seed(share.to(device=loss.device, dtype=loss.dtype))
-        key = (share, loss.dtype, loss.device)
-        if key not in self._seeds:
-            if len(self._seeds) > 8:
-                self._seeds.clear()
-            seed = torch.full((), share, dtype=loss.dtype, device=loss.device)
-            self._seeds[key] = self.scaling.seed(seed)
-        return self._seeds[key]
+        return self.scaling.seed(torch.full((), share, dtype=loss.dtype, device=loss.device))
 
     def _update(self, window: Window, factor: Count) -> Update:
         window.broken = True  # until the step is done, nothing but discard() would be right

@@ -48,6 +48,12 @@ class Gradients:
             for module in model.modules()
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
         }
+        # Sparse gradients add by appending rows: their memory would grow with the micro-batches.
+        self._appending = [
+            module.weight
+            for module in model.modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        ]
         self._parameters: list[nn.Parameter] = []
         self._watched: list[nn.Parameter] = []
         self._held: GradientSum = []
@@ -71,7 +77,7 @@ class Gradients:
             self._clear()
         else:
             self._refuse_stale(updates)
-        self._mark()
+        self._mark_parameters()
 
     def resume(self) -> None:
         """Before a micro-batch: make sure that all is as the last one left it."""
@@ -101,14 +107,15 @@ class Gradients:
 
     def seal(self) -> None:
         """After a micro-batch: remember what stands in the parameters."""
-        for parameter in self._parameters:
+        for parameter in self._appending:
             grad = parameter.grad
-            if grad is not None and grad.is_sparse and grad._nnz() > 2 * grad.shape[0]:
-                # Sparse gradients add by appending rows: memory would grow with the micro-batches.
+            if grad is not None and grad._nnz() > 2 * grad.shape[0]:
                 parameter.grad = grad.coalesce()
-        self._mark()
+        self._held = [parameter.grad for parameter in self._parameters]
         if self._apart:
             self._clear()
+        else:
+            self._grad_versions = _versions(self._held)
 
     def refuse_stepped(self) -> None:
         """After a window's first backward: no optimizer may have stepped inside it."""
@@ -136,6 +143,7 @@ class Gradients:
     def adopt(self, grads: GradientSum) -> None:
         """Take gradients from elsewhere as those of the window's micro-batches so far."""
         self._list_parameters()
+        self._mark_parameters()
         self.set(grads)
         self.seal()
 
@@ -230,9 +238,7 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _mark(self) -> None:
-        self._held = [parameter.grad for parameter in self._parameters]
-        self._grad_versions = _versions(self._held)
+    def _mark_parameters(self) -> None:
         self._versions = [parameter._version for parameter in self._watched]
 
     def _changed(self) -> nn.Parameter | None:

@@ -77,9 +77,9 @@ class Microbatch(Generic[T]):
             InterferenceError: if somebody else changed gradients or parameters in mid-window.
             StaleGradientError: if a gradient stood there before the window's first micro-batch.
         """
-        where = self._where()
-        self._refuse_unless_open(where)
-        parts = read_parts(loss, count, reduction, where)
+        if self._state != "open" or self._accumulator._current is not self:
+            raise self._refusal()
+        parts = read_parts(loss, count, reduction, self._where)
         self.update = self._accumulator._core.add(
             parts, last=self.last, padding=self._padding, retain_graph=retain_graph
         )
@@ -87,7 +87,8 @@ class Microbatch(Generic[T]):
 
     def skip(self) -> None:
         """Leave this micro-batch out; if it is the window's last, the others are stepped."""
-        self._refuse_unless_open(self._where())
+        if self._state != "open" or self._accumulator._current is not self:
+            raise self._refusal()
         self._state = "spent"
         self.update = self._accumulator._skip(self.last)
 
@@ -102,21 +103,21 @@ class Microbatch(Generic[T]):
     def _where(self) -> str:
         return f"micro-batch {self.index + 1} of {self.size}"
 
-    def _refuse_unless_open(self, where: str) -> None:
+    def _refusal(self) -> LoopError:
         if self._state == "spent":
-            raise LoopError(
+            return LoopError(
                 "backward-twice",
-                f"{where}: backward was called twice, so its samples would count twice.",
+                f"{self._where()}: backward was called twice, so its samples would count twice.",
                 expected="one backward (or one skip) for each micro-batch",
                 do='add the losses and call it once, or pass {"a": (a, n), "b": (b, m)}',
             )
-        if self._state == "void" or self._accumulator._current is not self:
-            raise LoopError(
-                "loop-over",
-                f"{where}: its loop has gone on or ended, or its window was flushed or discarded.",
-                expected="backward inside the loop's body, before the next micro-batch",
-                do="take a new one from acc.microbatches(loader)",
-            )
+        return LoopError(
+            "loop-over",
+            f"{self._where()}: its loop has gone on or ended, or its window was flushed or "
+            "discarded.",
+            expected="backward inside the loop's body, before the next micro-batch",
+            do="take a new one from acc.microbatches(loader)",
+        )
 
 
 @dataclass(slots=True)

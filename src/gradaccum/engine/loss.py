@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import NamedTuple, TypeAlias
 
@@ -35,33 +35,38 @@ class Part(NamedTuple):
     """Whether `loss` is the mean of its terms."""
 
 
-def read_parts(loss: Loss, count: Count | None, reduction: str, where: str) -> list[Part]:
+def read_parts(
+    loss: Loss, count: Count | None, reduction: str, where: Callable[[], str]
+) -> list[Part]:
     """Check the arguments of `backward` and return them in one form.
 
     Args:
         loss: a scalar, or `{name: (loss, count)}`.
         count: loss terms in a scalar `loss`.
         reduction: `"sum"` or `"mean"`: what the losses are of their terms.
-        where: which micro-batch, for messages.
+        where: says which micro-batch it is, for messages.
     """
     if reduction != "sum" and reduction != "mean":
         raise InputError(
             "reduction",
-            f"{where}: `reduction` must be 'sum' or 'mean'.",
+            f"{where()}: `reduction` must be 'sum' or 'mean'.",
             got=f"reduction={reduction!r}",
             do="return a sum from your loss and pass it with its count",
         )
     mean = reduction == "mean"
     if isinstance(loss, Tensor):
         if count is None:
-            raise _no_count(where, mean)
-        _check_loss(loss, where)
-        return [Part("", loss, read_count(count, where), mean)]
+            raise _no_count(where(), mean)
+        if loss.ndim or not loss.requires_grad or loss.is_complex():
+            _check_loss(loss, where())
+        if type(count) is not int or count < 0:
+            count = read_count(count, where())
+        return [Part("", loss, count, mean)]
     if isinstance(loss, Mapping):
-        return _read_terms(loss, count, mean, where)
+        return _read_terms(loss, count, mean, where())
     raise InputError(
         "loss-without-graph",
-        f"{where}: the loss is not a tensor.",
+        f"{where()}: the loss is not a tensor.",
         got=f"{type(loss).__name__}: {loss!r:.60}",
         expected="a tensor of shape () that `backward` can differentiate",
         do="pass the loss itself, without `.item()` or `float()`",

@@ -35,6 +35,12 @@ class Term:
     count: Count = 0
     """Sum of the counts."""
 
+    seed: Tensor | None = None
+    """The gradient that entered its last loss, kept because most micro-batches share it."""
+
+    seed_for: Count | None = None
+    """The numerator of `seed`."""
+
     @property
     def mean(self) -> Tensor:
         """The term as it is optimised: its sum over its count; shape `()`."""
@@ -73,15 +79,15 @@ class Window:
         """Count a micro-batch whose gradient has arrived."""
         self.microbatches += 1
         self.padding += padding
-        for part in parts:
-            term = self.terms[part.name]
-            term.count = term.count + part.count
-            if not part.mean:
-                term.loss.add_(part.loss.detach())
-            elif isinstance(part.count, Tensor):
-                term.loss.add_(part.loss.detach() * part.count)
-            elif part.count:  # a mean of no terms is NaN and adds nothing
-                term.loss.add_(part.loss.detach(), alpha=part.count)
+        for name, loss, count, mean in parts:
+            term = self.terms[name]
+            term.count = term.count + count
+            if not mean:
+                term.loss.add_(loss.detach())
+            elif isinstance(count, Tensor):
+                term.loss.add_(loss.detach() * count)
+            elif count:  # a mean of no terms is NaN and adds nothing
+                term.loss.add_(loss.detach(), alpha=count)
 
     def open_terms(self, parts: list[Part], last: bool, usual: dict[str, Count]) -> None:
         """Give each new term of `parts` its provisional denominator.
