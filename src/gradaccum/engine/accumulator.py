@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from torch import nn
 from torch.amp import GradScaler
@@ -36,12 +36,16 @@ from gradaccum.engine.refuse import (
 from gradaccum.engine.window import Window
 from gradaccum.errors import InputError, LoopError
 from gradaccum.planner.pack import plan
+from gradaccum.planner.padding import Side
 from gradaccum.planner.split import Samples, even, gather, move
 from gradaccum.records import Update
 
 __all__ = ["Accumulator"]
 
 T = TypeVar("T")
+
+Lengths: TypeAlias = Iterable[Any] | Callable[[Any], Any]
+Trim: TypeAlias = Side | Callable[[Any, int], Any]
 
 
 class Accumulator:
@@ -146,10 +150,10 @@ class Accumulator:
         self,
         loader: Iterable[T],
         *,
-        lengths: object = None,
+        lengths: Lengths | None = None,
         budget: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
-        trim: object = "right",
+        trim: Trim | None = "right",
         counts: Callable[[T], object] | None = None,
     ) -> Generator[Microbatch[T], None, None]:
         """Loop over micro-batches; the last one of each window makes its update.
@@ -213,10 +217,10 @@ class Accumulator:
         batch: Any,
         loss_fn: Callable[[nn.Module, Any], object],
         *,
-        lengths: object = None,
+        lengths: Lengths | None = None,
         budget: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
-        trim: object = "right",
+        trim: Trim | None = "right",
         counts: object = None,
     ) -> Update:
         """Make one update of a batch of any size, split into micro-batches.
@@ -260,6 +264,7 @@ class Accumulator:
             declared = read_counts([counts(batch) if callable(counts) else counts])
         self._void_current()
         self._holds_batch = False
+        self._random = None
         self._core.open(len(groups), declared)
         try:
             for i in range(len(groups) - 1):
@@ -269,16 +274,20 @@ class Accumulator:
             self._core.discard()
             raise
         assert update is not None
+        self._core.announce(update)
         return update
 
     def flush(self) -> Update | None:
         """Make the update of the open window as it stands; `None` if there is none."""
+        if not self.pending:
+            return None
         self._void_current()
-        return self._core.finish() if self._core.window is not None else None
+        return self._core.announce(self._core.finish())
 
     def discard(self) -> None:
         """Drop the open window: its gradients, its sums and its counts."""
-        self._void_current()
+        if self.pending:
+            self._void_current()
         self._core.discard()
 
     def state_dict(self) -> dict[str, Any]:
@@ -287,7 +296,7 @@ class Accumulator:
         The model, the optimizer and the scheduler are yours to save beside it. The result holds
         plain types and tensors, so `torch.load(..., weights_only=True)` reads it.
         """
-        return {**states.save(self._core), "holds_batch": self._holds_batch}
+        return states.save(self._core, self._holds_batch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved window, bit for bit.
@@ -304,8 +313,7 @@ class Accumulator:
         self._void_current()
         self._resumed = True
         self._holds_batch = bool(state["holds_batch"])
-        # The loop had fetched a batch ahead; fetching it again must not move the generators.
-        self._random = state["random"] if self._holds_batch else None
+        self._random = state["random"]
 
     def _loop(
         self,
@@ -314,7 +322,8 @@ class Accumulator:
     ) -> Generator[Microbatch[Any], None, None]:
         start = self._window_start(gathering is not None)
         resumes_inside = gathering is not None and start > 0
-        batches = ahead(loader, _nothing if resumes_inside else self._restore_random, self._fetched)
+        first = _nothing if resumes_inside else self._first_fetched
+        batches = ahead(loader, first, self._fetched)
         if gathering is None:
             coming = single(batches)
         else:
@@ -367,6 +376,13 @@ class Accumulator:
     def _fetched(self, holds_batch: bool) -> None:
         self._holds_batch = holds_batch
 
+    def _first_fetched(self, found: bool) -> None:
+        # Fetching again the batch that was held, or finding a finished loader empty, must not move
+        # the generators.
+        if self._holds_batch or not found:
+            self._restore_random()
+        self._random = None
+
     def _restore_random(self) -> None:
         if self._random is not None:
             states.load_random(self._random)
@@ -407,7 +423,7 @@ class Accumulator:
         )
 
 
-def _nothing() -> None:
+def _nothing(found: bool) -> None:  # noqa: ARG001 - stands where a callback is expected
     pass
 
 

@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from gradaccum.engine.grads import Gradients, GradientSum, Share
 from gradaccum.engine.loss import Count, Number, Part, is_finite
 from gradaccum.engine.precision import Scaling
-from gradaccum.engine.window import Term, Window, ratio
-from gradaccum.errors import InputError, LoopError, NonFiniteError
+from gradaccum.engine.window import Term, Usual, Window, ratio
+from gradaccum.errors import GradaccumError, InputError, LoopError, NonFiniteError
 from gradaccum.records import Update
 
 __all__ = ["Core", "Settings"]
@@ -65,8 +65,8 @@ class Core:
         self.updates = 0
         self.window: Window | None = None
         self.apart: dict[str, GradientSum] = {}
-        self.usual: dict[str, Count] = {}
-        self._folds = _folds(optimizers, settings)
+        self.usual: dict[str, Usual] = {}
+        self._folds = _folds(optimizers, settings, scaled=scaling.scaler is not None)
 
     def open(
         self, expected: int, declared: dict[str, Number] | None = None, *, gathered: bool = False
@@ -82,13 +82,19 @@ class Core:
         window = self.sound_window()
         self._refuse_nonfinite_loss(parts)
         first = window.microbatches == 0
-        if first:
-            self.gradients.open(self.updates)
-        else:
-            self.gradients.resume()
-            self.scaling.refuse_rescaled()
-        window.open_terms(parts, last, self.usual)
-        factors = self._last_factors(window, parts, whole=True) if last else {}
+        new = window.open_terms(parts, last, self.usual)
+        try:
+            whole = not window.dropped
+            factors = self._last_factors(window, parts, whole=whole) if last else {}
+            if first:
+                self.gradients.open(self.updates)
+            else:
+                self.gradients.resume()
+                self.scaling.refuse_rescaled()
+        except GradaccumError:
+            for name in new:
+                del window.terms[name]
+            raise
         window.broken = True
         merged = self._backward(window, parts, factors, retain_graph)
         if first:
@@ -163,21 +169,34 @@ class Core:
         return False
 
     def _run(self, parts: list[Part], seeds: list[Tensor], retain_graph: bool) -> None:
-        if parts:
-            losses = [part.loss for part in parts]
+        if not parts:
+            return
+        losses = [part.loss for part in parts]
+        try:
             torch.autograd.backward(losses, seeds, retain_graph=retain_graph)
+        except RuntimeError as error:
+            if "donated buffers" not in str(error):
+                raise
+            raise LoopError(
+                "terms-compiled",
+                "torch.compile frees this graph in its first backward, and several terms whose "
+                "denominators are not known ahead need one backward each.",
+                got=f"terms {', '.join(repr(part.name) for part in parts)} on a compiled graph",
+                expected="counts that are known ahead, or a graph that may be kept",
+                do="pass `counts=`; or set torch._functorch.config.donated_buffer = False",
+            ) from error
 
     def _backward_apart(self, window: Window, part: Part, retain_graph: bool) -> None:
         # Only at the end is it known how terms with own denominators mix; until then their
         # gradients are sums of their own, the first term's in place.
         seed = self._seed(part, window.terms[part.name])
         if part.name == next(iter(window.terms)):
-            torch.autograd.backward(part.loss, seed, retain_graph=retain_graph)
+            self._run([part], [seed], retain_graph)
             return
         others = self.gradients.take()
         if part.name in self.apart:
             self.gradients.set(self.apart[part.name])
-        torch.autograd.backward(part.loss, seed, retain_graph=retain_graph)
+        self._run([part], [seed], retain_graph)
         self.apart[part.name] = self.gradients.take()
         self.gradients.set(others)
 
@@ -214,6 +233,7 @@ class Core:
 
     def _update(self, window: Window, factor: Count) -> Update:
         window.broken = True  # until the step is done, nothing but discard() would be right
+        self.gradients.release()
         settings = self.settings
         if not self._folds:
             self.scaling.unscale()
@@ -228,7 +248,7 @@ class Core:
             self.gradients.clip_value_(settings.clip_value)
         if settings.raise_nonfinite and self.scaling.scaler is None:
             self.gradients.refuse_nonfinite()
-        lr = self.optimizers[0].param_groups[0]["lr"]
+        lr = self.optimizers[0].param_groups[0].get("lr", math.nan)
         try:
             skipped = self.scaling.step()
         finally:
@@ -239,7 +259,7 @@ class Core:
 
     def _set_grad_scale(self, scale: Count) -> None:
         for optimizer in self.optimizers:
-            device = optimizer.param_groups[0]["params"][0].device
+            device = next(p.device for group in optimizer.param_groups for p in group["params"])
             vars(optimizer)["grad_scale"] = (
                 scale.to(device=device, dtype=torch.float32)
                 if isinstance(scale, Tensor)
@@ -271,11 +291,18 @@ class Core:
         self.updates += 1
         self.window = None
         self.apart = {}
-        if skipped is False:
-            for scheduler in settings.schedulers:
+        return update
+
+    def announce(self, update: Update | None) -> Update | None:
+        """Tell the schedulers and `on_update` of an update that was made.
+
+        It comes last, when the window is closed: an error in a callback leaves nothing half done.
+        """
+        if update is not None and update.skipped is False:
+            for scheduler in self.settings.schedulers:
                 scheduler.step()
-            if settings.on_update is not None:
-                settings.on_update(update)
+            if self.settings.on_update is not None:
+                self.settings.on_update(update)
         return update
 
     def _refuse_nonfinite_loss(self, parts: list[Part]) -> None:
@@ -322,18 +349,18 @@ class Core:
         return f"{window.microbatches + window.dropped + 1} of {window.expected}"
 
 
-def _folds(optimizers: tuple[Optimizer, ...], settings: Settings) -> bool:
+def _folds(optimizers: tuple[Optimizer, ...], settings: Settings, *, scaled: bool) -> bool:
     """Whether the optimizers can divide by a scale of ours while they step."""
     clips = settings.clip_norm is not None or settings.clip_value is not None
     fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
     # Their kernels take the scale in float32, too coarse for wider gradients.
-    narrow = all(
-        torch.finfo(p.dtype).bits <= 32
+    wide = any(
+        p.dtype in (torch.float64, torch.complex128)
         for optimizer in optimizers
         for group in optimizer.param_groups
         for p in group["params"]
     )
-    return fused and narrow and not clips
+    return fused and not wide and not clips and (len(optimizers) == 1 or not scaled)
 
 
 def _only(factors: dict[str, Count]) -> Count:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradaccum.engine.guard import Guard
 from gradaccum.engine.loss import Count
 from gradaccum.errors import InterferenceError, NonFiniteError, StaleGradientError
 
@@ -41,13 +42,6 @@ class Gradients:
         self._model = model
         self._optimizers = optimizers
         self._apart = on_stale == "zero"
-        # An embedding with `max_norm` rescales its own rows in every forward; doing so again
-        # changes nothing, so a split batch sees the same weights as the whole one.
-        self._renormed = {
-            id(module.weight)
-            for module in model.modules()
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
-        }
         # Sparse gradients add by appending rows: their memory would grow with the micro-batches.
         self._appending = [
             module.weight
@@ -55,9 +49,8 @@ class Gradients:
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
         ]
         self._parameters: list[nn.Parameter] = []
-        self._watched: list[nn.Parameter] = []
+        self._guard = Guard(model, optimizers, self._name)
         self._held: GradientSum = []
-        self._versions: list[int] = []
         self._grad_versions: list[int] = []
 
     @property
@@ -72,26 +65,16 @@ class Gradients:
 
     def open(self, updates: int) -> None:
         """Take note of the parameters as a window opens; refuse or clear what is stale."""
-        self._list_parameters()
+        self._parameters = self.parameters
         if self._apart:
             self._clear()
         else:
             self._refuse_stale(updates)
-        self._mark_parameters()
+        self._guard.open(self._parameters)
 
     def resume(self) -> None:
         """Before a micro-batch: make sure that all is as the last one left it."""
-        changed = self._changed()
-        if changed is not None:
-            raise InterferenceError(
-                "parameters-changed",
-                "Parameters changed in the middle of a window, so its micro-batches belong to "
-                "different models.",
-                got=f"`{self._name(changed)}` was changed in place since the last micro-batch",
-                expected="one optimizer step, by the accumulator, at the end of the window",
-                do="remove `optimizer.step()` and in-place changes from inside the loop; or drop "
-                "the window with acc.discard()",
-            )
+        self._guard.refuse_changed()
         if self._apart:
             self.set(self._held)
             return
@@ -109,7 +92,7 @@ class Gradients:
         """After a micro-batch: remember what stands in the parameters."""
         for parameter in self._appending:
             grad = parameter.grad
-            if grad is not None and grad._nnz() > 2 * grad.shape[0]:
+            if grad is not None and grad.is_sparse and grad._nnz() > 2 * grad.shape[0]:
                 parameter.grad = grad.coalesce()
         self._held = [parameter.grad for parameter in self._parameters]
         if self._apart:
@@ -119,15 +102,11 @@ class Gradients:
 
     def refuse_stepped(self) -> None:
         """After a window's first backward: no optimizer may have stepped inside it."""
-        changed = self._changed()
-        if changed is not None:
-            raise InterferenceError(
-                "optimizer-in-backward",
-                "A parameter changed inside backward: an optimizer steps there, so there is "
-                "nothing left to accumulate.",
-                got=f"`{self._name(changed)}` was changed in place during backward",
-                do="remove the hook that calls `optimizer.step()`, or train without accumulation",
-            )
+        self._guard.refuse_stepped()
+
+    def release(self) -> None:
+        """The window's micro-batches are in: what changes from here on is its own update."""
+        self._guard.close()
 
     def take(self) -> GradientSum:
         """Move all gradients out of the parameters."""
@@ -142,8 +121,8 @@ class Gradients:
 
     def adopt(self, grads: GradientSum) -> None:
         """Take gradients from elsewhere as those of the window's micro-batches so far."""
-        self._list_parameters()
-        self._mark_parameters()
+        self._parameters = self.parameters
+        self._guard.open(self._parameters)
         self.set(grads)
         self.seal()
 
@@ -153,6 +132,7 @@ class Gradients:
 
     def zero(self) -> None:
         """Drop the gradients: every `.grad` of an owned parameter becomes `None`."""
+        self._guard.close()
         self._clear()
         self._held = []
 
@@ -199,9 +179,7 @@ class Gradients:
         Returns:
             The total norm of the scaled gradient before clipping; shape `()`.
         """
-        for parameter in self._parameters:
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.coalesce()  # rows that repeat are one row's norm
+        self._coalesce()
         dense = [_values(p.grad) for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(dense)
         norm = norm if _is_one(factor) else norm * factor
@@ -211,7 +189,10 @@ class Gradients:
 
     def clip_value_(self, limit: float) -> None:
         """Clamp every element to `[-limit, limit]`."""
-        torch.nn.utils.clip_grad_value_(self._parameters, limit)
+        self._coalesce()
+        for grads in _by_device(p.grad for p in self._parameters):
+            for grad in grads:
+                _values(grad).clamp_(-limit, limit)
 
     def refuse_nonfinite(self) -> None:
         """Raise if a gradient holds NaN or infinity; waits for the device."""
@@ -230,23 +211,15 @@ class Gradients:
         """A name for each parameter, in the optimizers' order."""
         return [self._name(parameter) for parameter in self.parameters]
 
-    def _list_parameters(self) -> None:
-        self._parameters = self.parameters
-        self._watched = [p for p in self._parameters if id(p) not in self._renormed]
+    def _coalesce(self) -> None:
+        # A sparse gradient lists a row once for each use; its size is that of their sum.
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
 
     def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-
-    def _mark_parameters(self) -> None:
-        self._versions = [parameter._version for parameter in self._watched]
-
-    def _changed(self) -> nn.Parameter | None:
-        versions = [parameter._version for parameter in self._watched]
-        if versions == self._versions:
-            return None
-        changed = zip(self._watched, versions, self._versions, strict=True)
-        return next(parameter for parameter, now, before in changed if now != before)
 
     def _refuse_stale(self, updates: int) -> None:
         stale = [p for p in self._parameters if p.grad is not None]
@@ -320,7 +293,7 @@ def _scaled_add(new: Tensor | None, grad: Tensor, factor: Count) -> Tensor:
         return grad
     if grad.is_sparse or new.is_sparse:
         _multiply_([grad], factor)
-        return grad + new
+        return new + grad if grad.is_sparse else grad + new
     if isinstance(factor, Tensor):
         return torch.addcmul(new, grad, factor.to(grad.device), out=grad)
     return torch.add(new, grad, alpha=factor, out=grad)

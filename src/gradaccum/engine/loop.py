@@ -84,6 +84,7 @@ class Microbatch(Generic[T]):
             parts, last=self.last, padding=self._padding, retain_graph=retain_graph
         )
         self._state = "spent"
+        self._accumulator._core.announce(self.update)
 
     def skip(self) -> None:
         """Leave this micro-batch out; if it is the window's last, the others are stepped."""
@@ -91,6 +92,7 @@ class Microbatch(Generic[T]):
             raise self._refusal()
         self._state = "spent"
         self.update = self._accumulator._skip(self.last)
+        self._accumulator._core.announce(self.update)
 
     def void(self) -> None:
         """Its window is gone before its backward came."""
@@ -141,7 +143,6 @@ def drive(
 ) -> Generator[Microbatch[T], None, None]:
     """Yield micro-batches, hold the loop to one backward each, and say if a window stays open."""
     micro: Microbatch[T] | None = None
-    whole = False
     try:
         for item in coming:
             window = accumulator._window_for(item)
@@ -151,15 +152,15 @@ def drive(
             accumulator._current = micro
             yield micro
             _refuse_left(accumulator, micro)
-        whole = True
     finally:
         accumulator._loop_left(micro)
         window = accumulator._core.window
-        if not whole and window is not None and window.microbatches:
+        if window is not None and window.microbatches:
             warnings.warn(
                 f"The loop was left with a window half done: {window.microbatches} of "
-                f"{window.expected} micro-batches. Its gradients are kept: the next loop goes on "
-                "with it, acc.flush() steps it, acc.discard() drops it. "
+                f"{window.expected} micro-batches. Its gradients are kept: "
+                f"{'' if window.gathered else 'the next loop goes on with it, '}"
+                "acc.flush() steps it, acc.discard() drops it. "
                 "More: docs/messages.md#open-window",
                 OpenWindowWarning,
                 stacklevel=3,
@@ -184,21 +185,22 @@ def _refuse_left(accumulator: Accumulator, micro: Microbatch[T]) -> None:
 
 
 def ahead(
-    loader: Iterable[T], first: Callable[[], None], fetched: Callable[[bool], None]
+    loader: Iterable[T], first: Callable[[bool], None], fetched: Callable[[bool], None]
 ) -> Iterator[tuple[T, bool]]:
     """Each batch with whether it is the last, known by fetching one ahead.
 
     Args:
         loader: any iterable, with or without a length.
-        first: called once the first batch has come, before the second is fetched.
+        first: told whether there is a first batch, before a second is fetched.
         fetched: told, before a batch is given out, whether another is held.
     """
     iterator = iter(loader)
     try:
         batch = next(iterator)
     except StopIteration:
+        first(False)
         return
-    first()
+    first(True)
     while True:
         late: Exception | None = None
         following: list[T] = []
@@ -226,11 +228,16 @@ def single(batches: Iterator[tuple[T, bool]]) -> Iterator[Coming[T]]:
 def windows(batches: Iterator[tuple[T, bool]], size: Callable[[], int]) -> Iterator[list[T]]:
     """Gather as many batches as a window takes; the last group may be short."""
     group: list[T] = []
-    for batch, last in batches:
-        group.append(batch)
-        if last or len(group) >= size():
+    try:
+        for batch, last in batches:
+            group.append(batch)
+            if last or len(group) >= size():
+                yield group
+                group = []
+    except Exception:
+        if group:  # the loader failed; what it gave before is whole
             yield group
-            group = []
+        raise
 
 
 def counted(groups: Iterator[list[T]], counts: Callable[[T], object]) -> Iterator[Coming[T]]:

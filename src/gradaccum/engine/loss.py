@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import NamedTuple, TypeAlias
@@ -108,7 +108,7 @@ def read_count(count: object, where: str) -> Count:
     if isinstance(count, bool) or not isinstance(count, Real):
         raise _bad_count(f"{type(count).__name__}: {count!r:.60}", where)
     number = count if type(count) is int or type(count) is float else _plain(count)
-    if number < 0 or not math.isfinite(number):
+    if not 0 <= number <= sys.float_info.max:  # NaN is in no interval
         raise _bad_count(repr(number), where)
     return number
 

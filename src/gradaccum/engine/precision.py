@@ -47,15 +47,23 @@ class Scaling:
                 "The scaler's scale changed in the middle of a window, so its gradients are "
                 "scaled by different factors.",
                 got="`scaler.update()` or `scaler.load_state_dict()` since the last micro-batch",
-                expected="one scaler.update() per window, by the accumulator",
+                expected="one scaler.update() per window, by the accumulator; accumulators whose "
+                "windows overlap have one scaler each",
                 do="remove `scaler.update()` and `scaler.step()` from the loop; or acc.discard()",
             )
 
     def unscale(self) -> None:
         """Divide the gradients by the scale, and look for infinities."""
-        if self.scaler is not None:
-            for optimizer in self._optimizers:
-                self.scaler.unscale_(optimizer)
+        if self.scaler is None:
+            return
+        for optimizer in self._optimizers:
+            self.scaler.unscale_(optimizer)
+        if len(self._optimizers) > 1:
+            # They serve one loss: an infinity in one's gradients makes all of them skip.
+            flags = self._flags()
+            found = torch.stack([flag.to(flags[0].device) for flag in flags]).amax()
+            for flag in flags:
+                flag.copy_(found)
 
     def step(self) -> bool | Tensor:
         """Step every optimizer; return whether that was skipped, unread if only a device knows."""
@@ -65,13 +73,17 @@ class Scaling:
             return False
         for optimizer in self._optimizers:
             self.scaler.step(optimizer)
-        found = [
+        flags = self._flags()
+        self.scaler.update()
+        return torch.stack([flag.to(flags[0].device) for flag in flags]).any()
+
+    def _flags(self) -> list[Tensor]:
+        assert self.scaler is not None
+        return [
             flag
             for optimizer in self._optimizers
             for flag in self.scaler._found_inf_per_device(optimizer).values()
         ]
-        self.scaler.update()
-        return torch.stack([flag.to(found[0].device) for flag in found]).any()
 
     def _scale_version(self) -> int:
         # The scaler makes its scale with the first loss, and changes it in place from then on.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from numbers import Integral
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -40,10 +42,11 @@ def refuse_ranks(model: object) -> None:
 
 
 def read_optimizers(
-    optimizer: Optimizer | Sequence[Optimizer], model: nn.Module
+    optimizer: Optimizer | Iterable[Optimizer], model: nn.Module
 ) -> tuple[Optimizer, ...]:
     """Return the optimizers of one loss; refuse those that accumulation cannot serve."""
-    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    several = isinstance(optimizer, Iterable)
+    optimizers = tuple(optimizer) if several else (optimizer,)
     wrong = [o for o in optimizers if not isinstance(o, Optimizer)]
     if wrong or not optimizers:
         raise InputError(
@@ -168,16 +171,30 @@ def _refuse_steps_in_backward(parameters: list[nn.Parameter]) -> None:
             )
 
 
-def _reaches_optimizer(hook: Callable[..., Any]) -> bool:
-    function = inspect.unwrap(getattr(hook, "func", hook))
-    method = getattr(function, "__func__", function)
-    if not inspect.isfunction(method):
+def _reaches_optimizer(hook: Any) -> bool:
+    """Whether a hook calls `step` and can see an optimizer: as argument, attribute or variable."""
+    seen: list[object] = []
+    while isinstance(hook, partial):
+        seen += [*hook.args, *hook.keywords.values()]
+        hook = hook.func
+    if not inspect.isroutine(hook):
+        hook = getattr(hook, "__call__", hook)  # noqa: B004 - the method itself, to look inside
+    owner = getattr(hook, "__self__", None)
+    seen += getattr(owner, "__dict__", {}).values()
+    function = getattr(hook, "__func__", hook)
+    if not isinstance(function, FunctionType) or "step" not in function.__code__.co_names:
         return False
-    seen = inspect.getclosurevars(method)
-    values = [*seen.nonlocals.values(), *seen.globals.values(), *getattr(hook, "args", ())]
-    if inspect.ismethod(function):
-        values.extend(vars(function.__self__).values())
-    return any(isinstance(item, Optimizer) for value in values for item in _inside(value))
+    seen += [function.__globals__.get(name) for name in function.__code__.co_names]
+    seen += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    seen += [_content(cell) for cell in function.__closure__ or ()]
+    return any(isinstance(item, Optimizer) for value in seen for item in _inside(value))
+
+
+def _content(cell: Any) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return None
 
 
 def _inside(value: object) -> Iterable[object]:

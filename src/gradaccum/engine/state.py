@@ -6,32 +6,39 @@ import random
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gradaccum.engine.core import Core
 from gradaccum.engine.grads import GradientSum
-from gradaccum.engine.window import Window
+from gradaccum.engine.window import Usual, Window
 from gradaccum.errors import StateError
 
 __all__ = ["VERSION", "load", "load_random", "save", "save_random"]
 
 VERSION = 1
+PARTS = {"version", "owner", "updates", "usual", "window", "gradients", "apart", "scaler"}
+PARTS |= {"random", "holds_batch"}
 
 
-def save(core: Core) -> dict[str, Any]:
-    """Copy everything that a window half done consists of."""
+def save(core: Core, holds_batch: bool) -> dict[str, Any]:
+    """Copy everything that a window half done consists of.
+
+    Args:
+        core: the open window and what surrounds it.
+        holds_batch: whether a loop has fetched a batch that it has not given out.
+    """
     window = core.sound_window() if core.window is not None else None
     scaler = core.scaling.scaler
     return {
         "version": VERSION,
         "owner": _owner(core),
         "updates": core.updates,
-        "usual": {n: c.clone() if isinstance(c, Tensor) else c for n, c in core.usual.items()},
+        "usual": {name: list(usual) for name, usual in core.usual.items()},
         "window": None if window is None else window.as_dict(),
         "gradients": _copy(core.gradients.held()) if window and window.microbatches else None,
         "apart": {name: _copy(grads) for name, grads in core.apart.items()},
         "scaler": None if scaler is None else scaler.state_dict(),
         "random": save_random(),
+        "holds_batch": holds_batch,
     }
 
 
@@ -41,7 +48,7 @@ def load(core: Core, state: dict[str, Any]) -> None:
     scaler = core.scaling.scaler
     core.discard()
     core.updates = state["updates"]
-    core.usual = dict(state["usual"])
+    core.usual = {name: Usual(*usual) for name, usual in state["usual"].items()}
     if scaler is not None:
         scaler.load_state_dict(state["scaler"])
     if state["window"] is not None:
@@ -90,6 +97,15 @@ def _refuse_foreign(core: Core, state: dict[str, Any]) -> None:
         )
     if state["version"] != VERSION:
         raise _mismatch("version of the state", state["version"], VERSION)
+    missing = sorted(PARTS - state.keys())
+    if missing:
+        raise StateError(
+            "state",
+            "The saved state is not whole.",
+            got=f"no {', '.join(f'`{part}`' for part in missing)}",
+            expected="all that acc.state_dict() returned",
+            do="load the file as it was saved",
+        )
     saved, own = state["owner"], _owner(core)
     for kind in ("optimizers", "scaler"):
         if saved[kind] != own[kind]:

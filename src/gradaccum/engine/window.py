@@ -11,15 +11,27 @@ not: nothing here waits for a device.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradaccum.engine.loss import Count, Number, Part
+from gradaccum.errors import InputError
 
-__all__ = ["Term", "Window", "ratio"]
+__all__ = ["Term", "Usual", "Window", "ratio"]
+
+
+class Usual(NamedTuple):
+    """What a window teaches the next one about a term."""
+
+    count: Count
+    """Mean count of a micro-batch."""
+
+    alike: bool
+    """Whether all micro-batches had that count."""
 
 
 @dataclass(slots=True)
@@ -31,6 +43,12 @@ class Term:
 
     loss: Tensor
     """Sum of the losses; shape `()`, float64 where the device has it."""
+
+    first: Count
+    """Count of its first micro-batch."""
+
+    alike: bool = True
+    """Whether every micro-batch so far had that count, as far as the host knows."""
 
     count: Count = 0
     """Sum of the counts."""
@@ -82,6 +100,8 @@ class Window:
         for name, loss, count, mean in parts:
             term = self.terms[name]
             term.count = term.count + count
+            if isinstance(count, Tensor) or count != term.first:
+                term.alike = False
             if not mean:
                 term.loss.add_(loss.detach())
             elif isinstance(count, Tensor):
@@ -89,28 +109,41 @@ class Window:
             elif count:  # a mean of no terms is NaN and adds nothing
                 term.loss.add_(loss.detach(), alpha=count)
 
-    def open_terms(self, parts: list[Part], last: bool, usual: dict[str, Count]) -> None:
-        """Give each new term of `parts` its provisional denominator.
+    def open_terms(self, parts: list[Part], last: bool, before: dict[str, Usual]) -> list[str]:
+        """Give each new term of `parts` its provisional denominator; return the new names.
 
         Args:
             parts: the micro-batch at hand.
             last: whether it is the window's last one, so that its count is all there is to come.
-            usual: mean count of a micro-batch in the window before, by term. A first micro-batch
-                far below it would leave the running gradient far above the size of a mean.
+            before: what the window before found usual, by term.
         """
-        for part in parts:
-            if part.name in self.terms:
-                continue
-            declared = self.declared.get(part.name)
-            if declared is not None:
-                provisional = declared
+        new = [part for part in parts if part.name not in self.terms]
+        if new and self.terms and ("" in self.terms) != (new[0].name == ""):
+            raise InputError(
+                "loss-terms",
+                "One window cannot mix a loss of one term with a loss of several.",
+                got=f"terms {[part.name for part in new]} after {list(self.terms)}",
+                expected="the same kind of loss for all micro-batches of a window",
+                do='give the single loss its name too: micro.backward({"ce": (loss, count)})',
+            )
+        for part in new:
+            if part.name in self.declared:
+                provisional = self.declared[part.name]
             elif last:
                 provisional = _positive(part.count)
             else:
-                most = _larger(part.count, usual.get(part.name, 0))
-                provisional = _positive(most) * max(self.expected - self.microbatches, 1)
+                provisional = self._guess(part.count, before.get(part.name, Usual(0, False)))
             total = torch.zeros((), dtype=_wide(part.loss), device=part.loss.device)
-            self.terms[part.name] = Term(provisional, total)
+            self.terms[part.name] = Term(provisional, total, part.count)
+        return [part.name for part in new]
+
+    def _guess(self, first: Count, before: Usual) -> Count:
+        # A first micro-batch far smaller than usual would leave the running gradient far above the
+        # size of a mean, and out of fp16's range.
+        guess = _positive(_larger(first, before.count)) * max(self.expected - self.microbatches, 1)
+        # Counts that are all alike make this the true denominator. Where they are not it is only
+        # a size, and dividing by a power of two rounds nothing.
+        return guess if before.alike else _power_of_two(guess)
 
     def totals(self, parts: list[Part]) -> dict[str, Count]:
         """Each term's count once `parts` are added."""
@@ -132,9 +165,9 @@ class Window:
             for name, term in self.terms.items()
         }
 
-    def usual(self) -> dict[str, Count]:
-        """Mean count of a micro-batch in this window, by term."""
-        return {name: term.count / self.microbatches for name, term in self.terms.items()}
+    def usual(self) -> dict[str, Usual]:
+        """What the next window may expect, by term."""
+        return {n: Usual(t.count / self.microbatches, t.alike) for n, t in self.terms.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types and tensors only, so that a file of it can be read with `weights_only`."""
@@ -143,6 +176,8 @@ class Window:
                 "provisional": _copied(term.provisional),
                 "loss": term.loss.clone(),
                 "count": _copied(term.count),
+                "first": _copied(term.first),
+                "alike": term.alike,
             }
             for name, term in self.terms.items()
         }
@@ -161,7 +196,13 @@ class Window:
     def from_dict(cls, saved: dict[str, Any]) -> Window:
         """The inverse of `as_dict`."""
         terms = {
-            name: Term(_copied(term["provisional"]), term["loss"].clone(), _copied(term["count"]))
+            name: Term(
+                provisional=_copied(term["provisional"]),
+                loss=term["loss"].clone(),
+                first=_copied(term["first"]),
+                alike=term["alike"],
+                count=_copied(term["count"]),
+            )
             for name, term in saved["terms"].items()
         }
         known: dict[str, Any] = {**saved, "declared": dict(saved["declared"]), "terms": terms}
@@ -169,10 +210,10 @@ class Window:
 
 
 def ratio(above: Count, below: Count) -> Count:
-    """`above / below`, with 1 in place of a zero that only the device can see."""
+    """`above / below`, with 1 in place of a count of zero: a term without loss adds nothing."""
     if isinstance(above, Tensor) or isinstance(below, Tensor):
         return above / _positive(below)
-    return 1 if above == below else above / below
+    return 1 if above == below else above / (below or 1)
 
 
 def _positive(count: Count) -> Count:
@@ -183,6 +224,15 @@ def _larger(one: Count, other: Count) -> Count:
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
     return max(one, other)
+
+
+def _power_of_two(count: Count) -> Count:
+    """The least power of two that is no smaller."""
+    if isinstance(count, Tensor):
+        mantissa, exponent = torch.frexp(count.to(torch.float32))
+        return torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).int())
+    mantissa, exponent = math.frexp(count)
+    return math.ldexp(1.0, exponent - (mantissa == 0.5))
 
 
 def _copied(count: Count) -> Count:
