@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
 from torch.amp import GradScaler
@@ -27,6 +27,7 @@ from gradaccum.engine.loop import (
 from gradaccum.engine.loss import read_parts, read_result
 from gradaccum.engine.precision import Scaling
 from gradaccum.engine.refuse import (
+    read_budget,
     read_every,
     read_limit,
     read_optimizers,
@@ -43,6 +44,15 @@ from gradaccum.records import Update
 __all__ = ["Accumulator"]
 
 T = TypeVar("T")
+
+
+class _Group(NamedTuple):
+    """Samples of one micro-batch of `step`."""
+
+    indices: Sequence[int]
+    width: int | None
+    padding: int
+
 
 Lengths: TypeAlias = Iterable[Any] | Callable[[Any], Any]
 Trim: TypeAlias = Side | Callable[[Any, int], Any]
@@ -79,7 +89,7 @@ class Accumulator:
         InputError: for what accumulation cannot serve, such as LBFGS, an optimizer that steps
             inside backward, or one that holds none of the model's parameters.
 
-    Example:
+    Examples:
         >>> import torch, gradaccum as ga
         >>> model = torch.nn.Linear(1, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -249,7 +259,7 @@ class Accumulator:
             LoopError: if a window is open.
             PlanError: if a sample is longer than the budget.
         """
-        if self._core.window is not None and self._core.window.microbatches:
+        if self._core.begun:
             raise LoopError(
                 "window-open",
                 "A window is open, and this batch would be mixed into it.",
@@ -266,10 +276,11 @@ class Accumulator:
         self._holds_batch = False
         self._random = None
         self._core.open(len(groups), declared)
+        update = None
         try:
-            for i in range(len(groups) - 1):
-                self._add_group(samples, groups, i, loss_fn)
-            update = self._add_group(samples, groups, len(groups) - 1, loss_fn)
+            for i, group in enumerate(groups):
+                where = f"micro-batch {i + 1} of {len(groups)}"
+                update = self._add_group(samples, group, loss_fn, i + 1 == len(groups), where)
         except BaseException:
             self._core.discard()
             raise
@@ -279,14 +290,14 @@ class Accumulator:
 
     def flush(self) -> Update | None:
         """Make the update of the open window as it stands; `None` if there is none."""
-        if not self.pending:
+        if not self._core.begun:
             return None
         self._void_current()
         return self._core.announce(self._core.finish())
 
     def discard(self) -> None:
         """Drop the open window: its gradients, its sums and its counts."""
-        if self.pending:
+        if self._core.begun:
             self._void_current()
         self._core.discard()
 
@@ -335,9 +346,10 @@ class Accumulator:
         """How many micro-batches of its first window a loop must pass over."""
         window, resumed = self._core.window, self._resumed
         self._resumed = False
-        if window is None or window.microbatches + window.dropped == 0:
+        if window is None or not (self._core.begun or window.dropped):
             self._core.discard()
             return 0
+        self._core.sound_window()
         if gathers != window.gathered or (gathers and not resumed):
             raise LoopError(
                 "window-open",
@@ -388,42 +400,33 @@ class Accumulator:
             states.load_random(self._random)
             self._random = None
 
-    def _groups(self, samples: Samples, budget: int | None) -> list[tuple[Sequence[int], int]]:
-        """Indices and padded width (0 where no lengths are known) of each micro-batch."""
+    def _groups(self, samples: Samples, budget: int | None) -> list[_Group]:
         every = read_every(self._every, self.updates)
         if samples.lengths is not None:
             most = None if budget is not None else every
             chosen = plan(samples.lengths, budget=budget, microbatches=most)
-            return [(one.indices, one.width) for one in chosen.microbatches]
+            return [_Group(one.indices, one.width, one.padded - one.real) for one in chosen]
         if budget is not None:
-            size = read_every(budget, self.updates)
-            every = -(-len(samples) // size)
-        return [(indices, 0) for indices in even(len(samples), every)]
+            every = -(-len(samples) // read_budget(budget))
+        return [_Group(indices, None, 0) for indices in even(len(samples), every)]
 
     def _add_group(
         self,
         samples: Samples,
-        groups: list[tuple[Sequence[int], int]],
-        i: int,
+        group: _Group,
         loss_fn: Callable[[nn.Module, Any], object],
+        last: bool,
+        where: str,
     ) -> Update | None:
-        indices, width = groups[i]
-        where = f"micro-batch {i + 1} of {len(groups)}"
+        # A function of its own, so that one micro-batch's graph is gone before the next forward.
         device = next(self._model.parameters()).device
-        micro_batch = move(samples.microbatch(indices, width or None), device)
+        micro_batch = move(samples.microbatch(group.indices, group.width), device)
         loss, count = read_result(loss_fn(self._model, micro_batch), where)
-        padding = 0
-        if samples.lengths is not None:
-            padding = width * len(indices) - sum(samples.lengths[j] for j in indices)
-        return self._core.add(
-            read_parts(loss, count, "sum", lambda: where),
-            last=i + 1 == len(groups),
-            padding=padding,
-            retain_graph=False,
-        )
+        parts = read_parts(loss, count, "sum", lambda: where)
+        return self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
 
 
-def _nothing(found: bool) -> None:  # noqa: ARG001 - stands where a callback is expected
+def _nothing(found: bool) -> None:
     pass
 
 

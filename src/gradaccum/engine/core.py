@@ -124,10 +124,15 @@ class Core:
 
     def discard(self) -> None:
         """Forget the open window: its counts and its gradients."""
-        if self.window is not None and self.window.microbatches + self.window.broken:
+        if self.begun:
             self.gradients.zero()
         self.window = None
         self.apart = {}
+
+    @property
+    def begun(self) -> bool:
+        """Whether a window is open that gradients have gone into."""
+        return self.window is not None and (self.window.microbatches > 0 or self.window.broken)
 
     def sound_window(self) -> Window:
         """The open window, if its gradients are whole."""

@@ -261,9 +261,9 @@ def regrouped(
         chosen = plan(samples.lengths, budget=budget)
         declared = read_counts([counts(batch) for batch in group]) if counts else None
         for i, one in enumerate(chosen.microbatches):
-            padding = one.width * len(one.indices) - sum(samples.lengths[j] for j in one.indices)
             batch = samples.microbatch(one.indices, one.width)
-            yield Coming(batch, i + 1 == len(chosen), padding, i, len(chosen), declared)
+            last = i + 1 == len(chosen)
+            yield Coming(batch, last, one.padded - one.real, i, len(chosen), declared)
 
 
 def read_counts(counts: list[Any]) -> dict[str, Number]:

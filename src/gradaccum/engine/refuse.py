@@ -17,7 +17,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gradaccum.errors import InputError
 
-__all__ = ["read_every", "read_limit", "read_optimizers", "read_schedulers", "refuse_ranks"]
+__all__ = [
+    "read_budget",
+    "read_every",
+    "read_limit",
+    "read_optimizers",
+    "read_schedulers",
+    "refuse_ranks",
+]
 
 
 def refuse_ranks(model: object) -> None:
@@ -124,6 +131,19 @@ def read_every(every: int | Callable[[int], int], update: int) -> int:
             do="ga.Accumulator(model, optimizer, every=8)",
         )
     return int(number)
+
+
+def read_budget(budget: object) -> int:
+    """The most samples in a micro-batch, where no lengths are known."""
+    if isinstance(budget, bool) or not isinstance(budget, Integral) or budget < 1:
+        raise InputError(
+            "plan-argument",
+            "The budget allows no micro-batch.",
+            got=f"budget={budget!r:.60}",
+            expected="a whole number of samples, at least 1",
+            do="budget=8, or lengths= with a budget in padded elements",
+        )
+    return int(budget)
 
 
 def read_limit(name: str, limit: float | None) -> float | None:
