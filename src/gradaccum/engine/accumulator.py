@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, starmap
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
@@ -21,7 +21,6 @@ from gradaccum.engine.loop import (
     drive,
     read_counts,
     regrouped,
-    single,
     windows,
 )
 from gradaccum.engine.loss import read_parts, read_result
@@ -35,7 +34,7 @@ from gradaccum.engine.refuse import (
     refuse_ranks,
 )
 from gradaccum.engine.window import Window
-from gradaccum.errors import InputError, LoopError
+from gradaccum.errors import InputError, LoopError, shown
 from gradaccum.planner.pack import plan
 from gradaccum.planner.padding import Side
 from gradaccum.planner.split import Samples, even, gather, move
@@ -124,6 +123,22 @@ class Accumulator:
             read_every(every, 0)
         _refuse_choice("on_stale", on_stale, ("raise", "zero"))
         _refuse_choice("on_nonfinite", on_nonfinite, ("raise", None))
+        if scaler is not None and not isinstance(scaler, GradScaler):
+            raise InputError(
+                "choice",
+                "That is no scaler.",
+                got=f"scaler={shown(scaler)}",
+                expected="a torch.amp.GradScaler, or None",
+                do='scaler=torch.amp.GradScaler("cuda")',
+            )
+        if on_update is not None and not callable(on_update):
+            raise InputError(
+                "choice",
+                "`on_update` cannot be called.",
+                got=f"on_update={shown(on_update)}",
+                expected="a function of an Update, or None",
+                do="on_update=lambda update: log(update.loss)",
+            )
         settings = Settings(
             clip_norm=read_limit("clip_norm", clip_norm),
             clip_value=read_limit("clip_value", clip_value),
@@ -132,7 +147,13 @@ class Accumulator:
             raise_nonfinite=on_nonfinite == "raise",
         )
         if settings.clip_norm is not None and settings.clip_value is not None:
-            raise InputError("clip", "Clip by norm or by value, not both.")
+            raise InputError(
+                "clip",
+                "Clip by norm or by value: which comes first would decide the update.",
+                got=f"clip_norm={clip_norm!r}, clip_value={clip_value!r}",
+                expected="one of the two",
+                do="leave one out",
+            )
         self._model = model
         self._every = every
         self._core = Core(
@@ -299,7 +320,7 @@ class Accumulator:
         """Drop the open window: its gradients, its sums and its counts."""
         if self._core.begun:
             self._void_current()
-        self._core.discard()
+            self._core.discard()
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the open window: gradients, counts, random states and the scaler, at any point.
@@ -332,14 +353,13 @@ class Accumulator:
         gathering: Callable[[Iterator[list[T]]], Iterator[Coming[Any]]] | None,
     ) -> Generator[Microbatch[Any], None, None]:
         start = self._window_start(gathering is not None)
-        resumes_inside = gathering is not None and start > 0
-        first = _nothing if resumes_inside else self._first_fetched
-        batches = ahead(loader, first, self._fetched)
         if gathering is None:
-            coming = single(batches)
+            coming = starmap(Coming, ahead(loader, self._closes, self._fetched))
         else:
-            groups = windows(batches, lambda: read_every(self._every, self.updates))
+            groups = windows(loader, lambda: read_every(self._every, self.updates))
             coming = islice(gathering(groups), start, None)
+        if start:
+            coming = self._restoring(coming)
         yield from drive(self, coming)
 
     def _window_start(self, gathers: bool) -> int:
@@ -361,10 +381,18 @@ class Accumulator:
             )
         return window.microbatches + window.dropped if gathers else 0
 
+    def _restoring(self, coming: Iterator[Coming[Any]]) -> Iterator[Coming[Any]]:
+        """After a resume inside a gathered window: gathering it again must draw nothing."""
+        for item in coming:
+            self._restore_random()
+            yield item
+
+    def _closes(self) -> bool:
+        """Whether the next micro-batch fills its window."""
+        window = self._core.window or self._core.open(read_every(self._every, self.updates))
+        return window.microbatches + window.dropped + 1 >= window.expected
+
     def _window_for(self, item: Coming[Any]) -> Window:
-        self._restore_random()
-        if self._core.window is not None:
-            return self._core.window
         if item.position is None:
             return self._core.open(read_every(self._every, self.updates))
         # After a flush or discard in mid-window, what is left of its plan is a window of its own.
@@ -385,15 +413,14 @@ class Accumulator:
         if self._current is micro:
             self._current = None
 
-    def _fetched(self, holds_batch: bool) -> None:
-        self._holds_batch = holds_batch
-
-    def _first_fetched(self, found: bool) -> None:
-        # Fetching again the batch that was held, or finding a finished loader empty, must not move
-        # the generators.
-        if self._holds_batch or not found:
-            self._restore_random()
-        self._random = None
+    def _fetched(self, found: bool, held: bool) -> None:
+        if self._random is not None:
+            # Fetching again the batch that was held when the state was saved, or finding a
+            # finished loader empty, must not move the generators.
+            if self._holds_batch or not found:
+                states.load_random(self._random)
+            self._random = None
+        self._holds_batch = held
 
     def _restore_random(self) -> None:
         if self._random is not None:
@@ -426,10 +453,6 @@ class Accumulator:
         return self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
 
 
-def _nothing(found: bool) -> None:
-    pass
-
-
 def _refuse_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         raise InputError(
@@ -437,4 +460,5 @@ def _refuse_choice(name: str, value: object, choices: tuple[object, ...]) -> Non
             f"`{name}` has no such value.",
             got=f"{name}={value!r:.60}",
             expected=" or ".join(repr(choice) for choice in choices),
+            do=f"{name}={choices[0]!r}",
         )

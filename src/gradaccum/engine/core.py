@@ -80,17 +80,17 @@ class Core:
     ) -> Update | None:
         """Add a micro-batch to the open window; with the last one, make the update."""
         window = self.sound_window()
-        self._refuse_nonfinite_loss(parts)
+        if self.settings.raise_nonfinite:
+            self._refuse_nonfinite_loss(parts)
         first = window.microbatches == 0
         new = window.open_terms(parts, last, self.usual)
         try:
             whole = not window.dropped
-            factors = self._last_factors(window, parts, whole=whole) if last else {}
+            factors = self._last_factors(window, parts, whole=whole) if last else None
             if first:
                 self.gradients.open(self.updates)
             else:
-                self.gradients.resume()
-                self.scaling.refuse_rescaled()
+                self._resume(last)
         except GradaccumError:
             for name in new:
                 del window.terms[name]
@@ -101,10 +101,15 @@ class Core:
             self.gradients.refuse_stepped()
         window.add(parts, padding)
         window.broken = False
-        if last:
+        if factors is not None:
             return self._update(window, 1 if merged else _only(factors))
         self.gradients.seal()
         return None
+
+    def _resume(self, last: bool) -> None:
+        self.gradients.resume(last)
+        if self.scaling.scaler is not None:
+            self.scaling.refuse_rescaled()
 
     def finish(self) -> Update | None:
         """Make the update of what the open window has; `None` if it has nothing."""
@@ -112,9 +117,8 @@ class Core:
         if window.microbatches == 0:
             self.discard()
             return None
-        self.gradients.resume()
-        self.scaling.refuse_rescaled()
         factors = self._last_factors(window, [], whole=False)
+        self._resume(last=True)
         if len(factors) == 1:
             return self._update(window, _only(factors))
         window.broken = True
@@ -149,34 +153,38 @@ class Core:
         return self.window
 
     def _backward(
-        self, window: Window, parts: list[Part], factors: dict[str, Count], retain_graph: bool
+        self,
+        window: Window,
+        parts: list[Part],
+        factors: dict[str, Count] | None,
+        retain_graph: bool,
     ) -> bool:
         """Run autograd; return whether the factors have been applied to the gradients.
 
         Args:
             window: its terms are open.
             parts: the micro-batch.
-            factors: the last factor of each term; empty unless this is the last micro-batch.
+            factors: the last factor of each term, where this is the last micro-batch.
             retain_graph: as in `torch.autograd.backward`.
         """
         # The gradient of a mean of no terms is NaN, and it stands for nothing.
-        live = [p for p in parts if p.count.__class__ is Tensor or p.count or not p.mean]
-        if not factors and len(window.terms) > len(window.declared) and len(window.terms) > 1:
-            for part in live:
-                self._backward_apart(window, part, retain_graph or part is not live[-1])
+        parts = [p for p in parts if not p.mean or isinstance(p.count, Tensor) or p.count]
+        if factors is None and len(window.terms) > 1 and len(window.terms) > len(window.declared):
+            for part in parts:
+                self._backward_apart(window, part, retain_graph or part is not parts[-1])
             return False
-        if factors and self._must_merge(window, factors):
+        if factors is not None and self._must_merge(window, factors):
             totals = window.totals(parts)
             with self.gradients.merging(self._take_sums(factors)):
-                self._run(live, [self._seed_over(p, totals[p.name]) for p in live], retain_graph)
+                self._run(parts, [self._seed_over(p, totals[p.name]) for p in parts], retain_graph)
             return True
-        self._run(live, [self._seed(p, window.terms[p.name]) for p in live], retain_graph)
+        self._run(parts, [self._seed(p, window.terms[p.name]) for p in parts], retain_graph)
         return False
 
     def _run(self, parts: list[Part], seeds: list[Tensor], retain_graph: bool) -> None:
-        if not parts:
-            return
         losses = [part.loss for part in parts]
+        if not losses:
+            return
         try:
             torch.autograd.backward(losses, seeds, retain_graph=retain_graph)
         except RuntimeError as error:
@@ -206,7 +214,7 @@ class Core:
         self.gradients.set(others)
 
     def _must_merge(self, window: Window, factors: dict[str, Count]) -> bool:
-        if window.microbatches == 0 or not factors:
+        if window.microbatches == 0:
             return False
         if all(_is_one(factor) for factor in factors.values()) and not self.apart:
             return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ __all__ = ["GradientSum", "Gradients", "Share"]
 
 GradientSum: TypeAlias = list[Tensor | None]
 """One gradient for each parameter, in the optimizers' order; `None` where none arrived."""
+
+_grad = operator.attrgetter("grad")
 
 Share: TypeAlias = tuple[GradientSum, Count]
 """Gradients and the factor they enter the update with."""
@@ -51,7 +53,7 @@ class Gradients:
         self._parameters: list[nn.Parameter] = []
         self._guard = Guard(model, optimizers, self._name)
         self._held: GradientSum = []
-        self._grad_versions: list[int] = []
+        self._marks: list[int] = []
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -72,21 +74,18 @@ class Gradients:
             self._refuse_stale(updates)
         self._guard.open(self._parameters)
 
-    def resume(self) -> None:
+    def resume(self, last: bool) -> None:
         """Before a micro-batch: make sure that all is as the last one left it."""
-        self._guard.refuse_changed()
+        if self._guard.changed():
+            self._guard.refuse_changed()
+        if last:
+            self._guard.refuse_grown()
         if self._apart:
             self.set(self._held)
             return
-        grads = [parameter.grad for parameter in self._parameters]
-        if all(map(operator.is_, grads, self._held)) and _versions(grads) == self._grad_versions:
-            return
-        for parameter, held, version in zip(
-            self._parameters, self._held, self._grad_versions, strict=True
-        ):
-            grad = parameter.grad
-            if grad is not held or _versions([grad]) != [version]:
-                raise self._interference(parameter, held, grad)
+        grads = list(map(_grad, self._parameters))
+        if not all(map(operator.is_, grads, self._held)) or _versions(grads) != self._marks:
+            self._refuse_touched(grads)
 
     def seal(self) -> None:
         """After a micro-batch: remember what stands in the parameters."""
@@ -94,11 +93,11 @@ class Gradients:
             grad = parameter.grad
             if grad is not None and grad.is_sparse and grad._nnz() > 2 * grad.shape[0]:
                 parameter.grad = grad.coalesce()
-        self._held = [parameter.grad for parameter in self._parameters]
+        self._held = list(map(_grad, self._parameters))
         if self._apart:
             self._clear()
         else:
-            self._grad_versions = _versions(self._held)
+            self._marks = _versions(self._held)
 
     def refuse_stepped(self) -> None:
         """After a window's first backward: no optimizer may have stepped inside it."""
@@ -251,24 +250,30 @@ class Gradients:
             "where another loss is meant to pass through these parameters",
         )
 
-    def _interference(
-        self, parameter: nn.Parameter, held: Tensor | None, grad: Tensor | None
-    ) -> InterferenceError:
-        what = (
-            "was set to None (a `zero_grad()`)"
-            if grad is None
-            else "appeared"
-            if held is None
-            else "was replaced"
-            if grad is not held
-            else "was changed in place (a `zero_grad(set_to_none=False)`, a clip, or another "
-            "backward)"
+    def _refuse_touched(self, grads: GradientSum) -> NoReturn:
+        touched = next(
+            i
+            for i, (grad, held) in enumerate(zip(grads, self._held, strict=True))
+            if grad is not held or _versions([grad]) != self._marks[i : i + 1]
         )
-        return InterferenceError(
+        grad, held = grads[touched], self._held[touched]
+        if grad is None:
+            what = "was set to None (a `zero_grad()`)"
+        elif held is None:
+            what = "appeared"
+        elif grad is not held:
+            what = "was replaced"
+        else:
+            what = (
+                "was changed in place (a `zero_grad(set_to_none=False)`, a clip, or another "
+                "backward)"
+            )
+        raise InterferenceError(
             "gradients-changed",
             "Gradients changed in the middle of a window, so the update would miss or count twice "
             "some of its micro-batches.",
-            got=f"the gradient of `{self._name(parameter)}` {what} since the last micro-batch",
+            got=f"the gradient of `{self._name(self._parameters[touched])}` {what} since the last "
+            "micro-batch",
             expected="gradients that only `micro.backward` adds to",
             do="remove zero_grad, clipping and other backwards from inside the loop (the "
             'accumulator does them once per update); where another loss must pass, on_stale="zero"',

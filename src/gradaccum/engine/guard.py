@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from gradaccum.errors import InterferenceError
 
 __all__ = ["Guard"]
+
+_version = attrgetter("_version")
 
 
 class Guard:
@@ -52,7 +55,7 @@ class Guard:
         self.close()
         self._size = len(parameters)
         self._watched = [p for p in parameters if id(p) not in self._renormed]
-        self._versions = [parameter._version for parameter in self._watched]
+        self._versions = list(map(_version, self._watched))
         stepped: list[str] = []
 
         def note(optimizer: Optimizer, *_: Any) -> None:
@@ -67,44 +70,49 @@ class Guard:
             hook.remove()
         self._hooks = []
 
+    def changed(self) -> bool:
+        """Whether somebody stepped an optimizer or wrote to a parameter; kept short."""
+        return bool(self._stepped) or list(map(_version, self._watched)) != self._versions
+
+    def refuse_grown(self) -> None:
+        """At a window's end: its gradients must be all that the optimizers step with."""
+        size = sum(len(group["params"]) for o in self._optimizers for group in o.param_groups)
+        if size != self._size:
+            raise self._interference(
+                f"the optimizers had {self._size} parameters when it opened, and have {size} now"
+            )
+
     def refuse_changed(self) -> None:
         """Before a micro-batch: the parameters must be those of the window's first."""
-        change = self._change()
-        if change is None:
-            return
-        raise InterferenceError(
+        if self.changed():
+            raise self._interference(f"{self._change()} since the window's first micro-batch")
+
+    def refuse_stepped(self) -> None:
+        """After a window's first backward: no optimizer may have stepped inside it."""
+        if self.changed():
+            raise InterferenceError(
+                "optimizer-in-backward",
+                "Parameters changed inside backward: an optimizer steps there, so there is nothing "
+                "left to accumulate.",
+                got=f"{self._change()} during backward",
+                expected="parameters whose gradients stay until the window ends",
+                do="remove the hook that calls `optimizer.step()`, or train without accumulation",
+            )
+
+    def _interference(self, got: str) -> InterferenceError:
+        return InterferenceError(
             "parameters-changed",
             "Parameters changed in the middle of a window, so its micro-batches belong to "
             "different models.",
-            got=f"{change} since the window's first micro-batch",
+            got=got,
             expected="one optimizer step, by the accumulator, at the end of the window",
             do="remove `optimizer.step()` and in-place changes (also `F.embedding(max_norm=...)`) "
             "from inside the loop; or drop the window with acc.discard()",
         )
 
-    def refuse_stepped(self) -> None:
-        """After a window's first backward: no optimizer may have stepped inside it."""
-        change = self._change()
-        if change is None:
-            return
-        raise InterferenceError(
-            "optimizer-in-backward",
-            "Parameters changed inside backward: an optimizer steps there, so there is nothing "
-            "left to accumulate.",
-            got=f"{change} during backward",
-            expected="parameters whose gradients stay until the window ends",
-            do="remove the hook that calls `optimizer.step()`, or train without accumulation",
-        )
-
-    def _change(self) -> str | None:
+    def _change(self) -> str:
         if self._stepped:
             return f"{self._stepped[0]}.step() ran"
-        size = sum([len(group["params"]) for o in self._optimizers for group in o.param_groups])
-        if size != self._size:
-            return f"the optimizers' parameters went from {self._size} to {size}"
-        versions = [parameter._version for parameter in self._watched]
-        if versions == self._versions:
-            return None
-        pairs = zip(self._watched, versions, self._versions, strict=True)
-        changed = next(parameter for parameter, now, before in pairs if now != before)
+        pairs = zip(self._watched, self._versions, strict=True)
+        changed = next(parameter for parameter, before in pairs if parameter._version != before)
         return f"`{self._name(changed)}` was changed in place"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
+
+from torch import Tensor
 
 from gradaccum.engine.loss import Count, Loss, Number, read_count, read_parts
 from gradaccum.errors import InputError, LoopError, OpenWindowWarning
@@ -24,7 +26,6 @@ __all__ = [
     "drive",
     "read_counts",
     "regrouped",
-    "single",
     "windows",
 ]
 
@@ -84,7 +85,8 @@ class Microbatch(Generic[T]):
             parts, last=self.last, padding=self._padding, retain_graph=retain_graph
         )
         self._state = "spent"
-        self._accumulator._core.announce(self.update)
+        if self.update is not None:
+            self._accumulator._core.announce(self.update)
 
     def skip(self) -> None:
         """Leave this micro-batch out; if it is the window's last, the others are stepped."""
@@ -110,6 +112,7 @@ class Microbatch(Generic[T]):
             return LoopError(
                 "backward-twice",
                 f"{self._where()}: backward was called twice, so its samples would count twice.",
+                got="a micro-batch that is spent",
                 expected="one backward (or one skip) for each micro-batch",
                 do='add the losses and call it once, or pass {"a": (a, n), "b": (b, m)}',
             )
@@ -117,6 +120,7 @@ class Microbatch(Generic[T]):
             "loop-over",
             f"{self._where()}: its loop has gone on or ended, or its window was flushed or "
             "discarded.",
+            got="a micro-batch whose time is over",
             expected="backward inside the loop's body, before the next micro-batch",
             do="take a new one from acc.microbatches(loader)",
         )
@@ -145,13 +149,14 @@ def drive(
     micro: Microbatch[T] | None = None
     try:
         for item in coming:
-            window = accumulator._window_for(item)
+            window = accumulator._core.window or accumulator._window_for(item)
             index = window.microbatches + window.dropped
             last = item.last or index + 1 >= window.expected
             micro = Microbatch(accumulator, item.batch, index, window.expected, last, item.padding)
             accumulator._current = micro
             yield micro
-            _refuse_left(accumulator, micro)
+            if micro._state == "open" or accumulator._current is not micro:
+                _refuse_left(accumulator, micro)
     finally:
         accumulator._loop_left(micro)
         window = accumulator._core.window
@@ -167,77 +172,113 @@ def drive(
             )
 
 
-def _refuse_left(accumulator: Accumulator, micro: Microbatch[T]) -> None:
+def _refuse_left(accumulator: Accumulator, micro: Microbatch[T]) -> NoReturn:
     if accumulator._current is not micro:
         raise LoopError(
             "loop-over",
             "Another loop over this accumulator began inside this one.",
+            got="two loops that are not done",
             expected="one loop at a time for each accumulator",
             do="give each loss its own Accumulator, or end one loop before the next",
         )
-    if micro._state == "open":
-        raise LoopError(
-            "backward-never",
-            f"{micro._where()} was left without a backward.",
-            expected="one micro.backward(loss, count) for each micro-batch",
-            do="micro.skip() leaves a micro-batch out",
-        )
+    raise LoopError(
+        "backward-never",
+        f"{micro._where()} was left without a backward.",
+        got="neither micro.backward nor micro.skip, and the loop went on",
+        expected="one micro.backward(loss, count) for each micro-batch",
+        do="micro.skip() leaves a micro-batch out",
+    )
 
 
 def ahead(
-    loader: Iterable[T], first: Callable[[bool], None], fetched: Callable[[bool], None]
+    loader: Iterable[T], closes: Callable[[], bool], fetched: Callable[[bool, bool], None]
 ) -> Iterator[tuple[T, bool]]:
-    """Each batch with whether it is the last, known by fetching one ahead.
+    """Each batch with whether it is the last, known by fetching one ahead where that decides.
+
+    A window's last place needs to know nothing of what follows: the next batch is fetched after
+    its update, so a loader may make batches with the parameters of the moment.
 
     Args:
         loader: any iterable, with or without a length.
-        first: told whether there is a first batch, before a second is fetched.
-        fetched: told, before a batch is given out, whether another is held.
+        closes: whether the batch at hand fills its window.
+        fetched: told of each fetch, with whether there was a batch, and whether it is held ahead.
     """
     iterator = iter(loader)
-    try:
-        batch = next(iterator)
-    except StopIteration:
-        first(False)
-        return
-    first(True)
+    held: list[T] = []
     while True:
+        if not held:
+            try:
+                held.append(next(iterator))
+            except StopIteration:
+                fetched(False, False)
+                return
+            fetched(True, False)
+        batch = held.pop()
+        if closes():
+            yield batch, True
+            continue
         late: Exception | None = None
-        following: list[T] = []
+        versions = _versions(batch)
         try:
-            following.append(next(iterator))
+            held.append(next(iterator))
         except StopIteration:
             pass
         except Exception as error:  # noqa: BLE001 - the batch at hand is whole: give it out first
             late = error
-        fetched(bool(following))
-        yield batch, not following and late is None
+        if _versions(batch) != versions:
+            raise _overwritten()
+        fetched(bool(held), bool(held))
+        yield batch, not held and late is None
         if late is not None:
             raise late
-        if not following:
+        if not held:
             return
-        batch = following[0]
 
 
-def single(batches: Iterator[tuple[T, bool]]) -> Iterator[Coming[T]]:
-    """Each of the loader's batches is a micro-batch."""
-    for batch, last in batches:
-        yield Coming(batch, last)
-
-
-def windows(batches: Iterator[tuple[T, bool]], size: Callable[[], int]) -> Iterator[list[T]]:
+def windows(loader: Iterable[T], size: Callable[[], int]) -> Iterator[list[T]]:
     """Gather as many batches as a window takes; the last group may be short."""
+    iterator = iter(loader)
     group: list[T] = []
-    try:
-        for batch, last in batches:
-            group.append(batch)
-            if last or len(group) >= size():
+    versions: list[list[int]] = []
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            break
+        except Exception:
+            if group:  # the loader failed; what it gave before is whole
                 yield group
-                group = []
-    except Exception:
-        if group:  # the loader failed; what it gave before is whole
+            raise
+        group.append(batch)
+        versions.append(_versions(batch))
+        if [_versions(one) for one in group] != versions:
+            raise _overwritten()
+        if len(group) >= size():
             yield group
-        raise
+            group, versions = [], []
+    if group:
+        yield group
+
+
+def _versions(batch: object) -> list[int]:
+    """Version counters of the tensors in a batch, as far as they lie open."""
+    leaves: Iterable[object] = (batch,)
+    if isinstance(batch, Mapping):
+        leaves = batch.values()
+    elif isinstance(batch, tuple | list):
+        leaves = batch
+    return [x._version for x in leaves if isinstance(x, Tensor) and not x.is_inference()]
+
+
+def _overwritten() -> LoopError:
+    return LoopError(
+        "batch-overwritten",
+        "The loader writes every batch into the same memory, so fetching one ahead changed the "
+        "batch at hand.",
+        got="a batch that was changed in place by the loader's next one",
+        expected="a new batch each time",
+        do="acc.microbatches(batch.clone() for batch in loader)",
+    )
 
 
 def counted(groups: Iterator[list[T]], counts: Callable[[T], object]) -> Iterator[Coming[T]]:

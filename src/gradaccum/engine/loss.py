@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from gradaccum.errors import InputError
+from gradaccum.errors import InputError, shown
 
 __all__ = ["Count", "Loss", "Number", "Part", "read_count", "read_parts", "read_result"]
 
@@ -50,7 +50,8 @@ def read_parts(
         raise InputError(
             "reduction",
             f"{where()}: `reduction` must be 'sum' or 'mean'.",
-            got=f"reduction={reduction!r}",
+            got=f"reduction={reduction!r:.60}",
+            expected="what the loss is of its terms",
             do="return a sum from your loss and pass it with its count",
         )
     mean = reduction == "mean"
@@ -59,7 +60,7 @@ def read_parts(
             raise _no_count(where(), mean)
         if loss.ndim or not loss.requires_grad or loss.is_complex():
             _check_loss(loss, where())
-        if type(count) is not int or count < 0:
+        if type(count) is not int or not 0 <= count <= sys.float_info.max:
             count = read_count(count, where())
         return [Part("", loss, count, mean)]
     if isinstance(loss, Mapping):
@@ -67,7 +68,7 @@ def read_parts(
     raise InputError(
         "loss-without-graph",
         f"{where()}: the loss is not a tensor.",
-        got=f"{type(loss).__name__}: {loss!r:.60}",
+        got=shown(loss),
         expected="a tensor of shape () that `backward` can differentiate",
         do="pass the loss itself, without `.item()` or `float()`",
     )
@@ -84,7 +85,7 @@ def read_result(result: object, where: str) -> tuple[Loss, Count | None]:
     raise InputError(
         "loss-fn-result",
         f"{where}: `loss_fn` did not return a loss and its count.",
-        got=f"{type(result).__name__}: {result!r:.60}",
+        got=shown(result),
         expected="(loss_sum, count), or {'name': (loss_sum, count), ...}",
         do="return per_token_loss[mask].sum(), mask.sum()",
     )
@@ -106,7 +107,7 @@ def read_count(count: object, where: str) -> Count:
             return count
         count = count.tolist()
     if isinstance(count, bool) or not isinstance(count, Real):
-        raise _bad_count(f"{type(count).__name__}: {count!r:.60}", where)
+        raise _bad_count(shown(count), where)
     number = count if type(count) is int or type(count) is float else _plain(count)
     if not 0 <= number <= sys.float_info.max:  # NaN is in no interval
         raise _bad_count(repr(number), where)
@@ -136,7 +137,7 @@ def _read_terms(
             raise InputError(
                 "loss-terms",
                 f"{label}: a term is a pair of a loss and its count under a name.",
-                got=f"{type(pair).__name__}: {pair!r:.60}",
+                got=shown(pair),
                 expected="(loss_sum, count)",
                 do='micro.backward({"ce": (ce_sum, tokens), "aux": (aux_sum, layers)})',
             )
@@ -175,7 +176,7 @@ def _check_loss(loss: Tensor, where: str) -> None:
 
 def _describe(value: object) -> str:
     if not isinstance(value, Tensor):
-        return f"{type(value).__name__}: {value!r:.60}"
+        return shown(value)
     dtype = str(value.dtype).removeprefix("torch.")
     return f"Tensor{tuple(value.shape)}, {dtype}, requires_grad={value.requires_grad}"
 

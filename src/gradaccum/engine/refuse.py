@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from gradaccum.errors import InputError
+from gradaccum.errors import InputError, shown
 
 __all__ = [
     "read_budget",
@@ -33,7 +33,7 @@ def refuse_ranks(model: object) -> None:
         raise InputError(
             "model",
             "The model is not a module.",
-            got=f"{type(model).__name__}: {model!r:.60}",
+            got=shown(model),
             expected="a torch.nn.Module",
             do="gather several in torch.nn.ModuleList([...])",
         )
@@ -59,7 +59,7 @@ def read_optimizers(
         raise InputError(
             "optimizer",
             "That is no optimizer of torch.",
-            got=f"{wrong[0]!r:.60}" if wrong else "an empty sequence",
+            got=shown(wrong[0]) if wrong else "an empty sequence",
             expected="a torch.optim.Optimizer, or several that together serve one loss",
             do="acc = ga.Accumulator(model, torch.optim.AdamW(model.parameters()))",
         )
@@ -68,7 +68,9 @@ def read_optimizers(
         raise InputError(
             "optimizer",
             "A parameter belongs to two optimizers, so it would be stepped twice per update.",
-            do="give each parameter to one optimizer",
+            got=f"{len(owned)} parameters, {len({id(p) for p in owned})} of them distinct",
+            expected="each parameter in one optimizer",
+            do="leave it out of all but one",
         )
     ours = {id(p) for p in model.parameters()}
     for one in optimizers:
@@ -105,14 +107,16 @@ def read_schedulers(scheduler: object, optimizers: tuple[Optimizer, ...]) -> tup
             raise InputError(
                 "scheduler",
                 "That is no scheduler.",
-                got=f"{type(one).__name__}: {one!r:.60}",
+                got=shown(one),
                 expected="an object with step(), or a list of them",
+                do="scheduler=torch.optim.lr_scheduler.LinearLR(optimizer)",
             )
         if isinstance(one, LRScheduler) and one.optimizer not in optimizers:
             raise InputError(
                 "scheduler",
                 "The scheduler drives another optimizer than the accumulator's.",
                 got=f"{type(one).__name__} over another {type(one.optimizer).__name__}",
+                expected="a scheduler of one of the accumulator's optimizers",
                 do="build the scheduler on the optimizer that you pass to Accumulator",
             )
     return schedulers
@@ -200,7 +204,8 @@ def _reaches_optimizer(hook: Any) -> bool:
     if not inspect.isroutine(hook):
         hook = getattr(hook, "__call__", hook)  # noqa: B004 - the method itself, to look inside
     owner = getattr(hook, "__self__", None)
-    seen += getattr(owner, "__dict__", {}).values()
+    names = [slot for kind in type(owner).__mro__ for slot in getattr(kind, "__slots__", ())]
+    seen += [*getattr(owner, "__dict__", {}).values(), *(getattr(owner, n, None) for n in names)]
     function = getattr(hook, "__func__", hook)
     if not isinstance(function, FunctionType) or "step" not in function.__code__.co_names:
         return False

@@ -10,7 +10,7 @@ import torch
 from gradaccum.engine.core import Core
 from gradaccum.engine.grads import GradientSum
 from gradaccum.engine.window import Usual, Window
-from gradaccum.errors import StateError
+from gradaccum.errors import StateError, shown
 
 __all__ = ["VERSION", "load", "load_random", "save", "save_random"]
 
@@ -91,7 +91,7 @@ def _refuse_foreign(core: Core, state: dict[str, Any]) -> None:
         raise StateError(
             "state",
             "That is no state of an accumulator.",
-            got=f"{type(state).__name__}: {state!r:.60}",
+            got=shown(state),
             expected="what acc.state_dict() returned",
             do='acc.load_state_dict(torch.load(path, weights_only=True)["accumulator"])',
         )

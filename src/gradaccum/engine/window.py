@@ -24,6 +24,9 @@ from gradaccum.errors import InputError
 __all__ = ["Term", "Usual", "Window", "ratio"]
 
 
+_COLLECTED = 64
+
+
 class Usual(NamedTuple):
     """What a window teaches the next one about a term."""
 
@@ -42,7 +45,7 @@ class Term:
     """The denominator used so far, in loss terms; fixed for the window."""
 
     loss: Tensor
-    """Sum of the losses; shape `()`, float64 where the device has it."""
+    """Sum of the losses that were collected; shape `()`, float64 where the device has it."""
 
     first: Count
     """Count of its first micro-batch."""
@@ -59,10 +62,20 @@ class Term:
     seed_for: Count | None = None
     """The numerator of `seed`."""
 
+    losses: list[Tensor] = field(default_factory=list)
+    """Losses still to be collected: one addition of many is quicker than many of one."""
+
     @property
     def mean(self) -> Tensor:
         """The term as it is optimised: its sum over its count; shape `()`."""
-        return self.loss / _positive(self.count)
+        return self.collect() / _widened(_positive(self.count))
+
+    def collect(self) -> Tensor:
+        """Sum of all losses so far; shape `()`."""
+        if self.losses:
+            self.loss = self.loss + torch.stack(self.losses).sum(dtype=self.loss.dtype)
+            self.losses.clear()
+        return self.loss
 
 
 @dataclass(slots=True)
@@ -103,11 +116,11 @@ class Window:
             if isinstance(count, Tensor) or count != term.first:
                 term.alike = False
             if not mean:
-                term.loss.add_(loss.detach())
-            elif isinstance(count, Tensor):
-                term.loss.add_(loss.detach() * count)
-            elif count:  # a mean of no terms is NaN and adds nothing
-                term.loss.add_(loss.detach(), alpha=count)
+                term.losses.append(loss.detach())
+            elif isinstance(count, Tensor) or count:  # a mean of no terms is NaN and adds nothing
+                term.losses.append(loss.detach().to(term.loss.dtype) * count)
+            if len(term.losses) >= _COLLECTED:
+                term.collect()
 
     def open_terms(self, parts: list[Part], last: bool, before: dict[str, Usual]) -> list[str]:
         """Give each new term of `parts` its provisional denominator; return the new names.
@@ -118,7 +131,9 @@ class Window:
             before: what the window before found usual, by term.
         """
         new = [part for part in parts if part.name not in self.terms]
-        if new and self.terms and ("" in self.terms) != (new[0].name == ""):
+        if not new:
+            return []
+        if self.terms and ("" in self.terms) != (new[0].name == ""):
             raise InputError(
                 "loss-terms",
                 "One window cannot mix a loss of one term with a loss of several.",
@@ -174,7 +189,7 @@ class Window:
         terms = {
             name: {
                 "provisional": _copied(term.provisional),
-                "loss": term.loss.clone(),
+                "loss": term.collect().clone(),
                 "count": _copied(term.count),
                 "first": _copied(term.first),
                 "alike": term.alike,
@@ -212,7 +227,7 @@ class Window:
 def ratio(above: Count, below: Count) -> Count:
     """`above / below`, with 1 in place of a count of zero: a term without loss adds nothing."""
     if isinstance(above, Tensor) or isinstance(below, Tensor):
-        return above / _positive(below)
+        return _widened(above) / _widened(_positive(below))
     return 1 if above == below else above / (below or 1)
 
 
@@ -235,10 +250,14 @@ def _power_of_two(count: Count) -> Count:
     return math.ldexp(1.0, exponent - (mantissa == 0.5))
 
 
+def _widened(count: Count) -> Count:
+    return count.to(_wide(count)) if isinstance(count, Tensor) else count
+
+
 def _copied(count: Count) -> Count:
     return count.clone() if isinstance(count, Tensor) else count
 
 
-def _wide(loss: Tensor) -> torch.dtype:
-    # Sums of many losses stall in a narrow type; Apple's devices have nothing wider than float32.
-    return torch.float32 if loss.device.type == "mps" else torch.float64
+def _wide(tensor: Tensor) -> torch.dtype:
+    # Sums of many terms stall in a narrow type; Apple's devices have nothing wider than float32.
+    return torch.float32 if tensor.device.type == "mps" else torch.float64

@@ -74,6 +74,7 @@ def whole_number(name: str, value: object, *, least: int) -> int:
             f"`{name}` must be a whole number of at least {least}.",
             got=f"{name}={_shown(value)}",
             expected=f"an int >= {least}",
+            do=f"{name}={least} is the least",
         )
     return number
 
@@ -97,6 +98,7 @@ def read_lengths(path: str) -> tuple[int, ...]:
             "The file of lengths cannot be read.",
             got=f"{path}: {reason}",
             expected="a text file with one whole number a line, or a JSON list of them",
+            do="wc -w docs/*.md | head -n -1 | awk '{print $1}' | gradaccum plan -",
         ) from None
     if text.lstrip().startswith("["):
         return checked_lengths(_json_list(path, text))
@@ -116,6 +118,7 @@ def _number(path: str, line: int, word: str) -> int:
             "The file of lengths holds something that is not a whole number.",
             got=f"{path}, line {line}: {word[:40]!r}",
             expected="whole numbers separated by newlines, blanks or commas",
+            do="take it out, or put it in the unit that lengths are counted in",
         )
     return int(word)
 
@@ -129,6 +132,7 @@ def _json_list(path: str, text: str) -> list[object]:
             "The file of lengths starts like a JSON list and is none.",
             got=f"{path}: {error}",
             expected="[12, 7, 30]",
+            do="leave out the bracket for plain numbers, or mend the JSON",
         ) from None
 
 

@@ -173,6 +173,7 @@ def _counted(lengths: Iterable[Any], count: int) -> tuple[int, ...]:
             "There must be one length for each sample of the batch.",
             got=f"{len(sizes)} lengths for {count} samples",
             expected=f"{count} lengths",
+            do='lengths=lambda batch: batch["attention_mask"].sum(1)',
         )
     return sizes
 
@@ -189,6 +190,7 @@ def _check_trim(trim: object) -> None:
             "`trim` says where the padding of a batch is, and this is no such place.",
             got=f"trim={trim!r}",
             expected="'right', 'left', a function (micro_batch, width) -> micro_batch, or None",
+            do="trim='right' where samples are followed by padding",
         )
 
 
