@@ -90,13 +90,21 @@ class Core:
             if first:
                 self.gradients.open(self.updates)
             else:
-                self._resume(last)
+                self.gradients.resume(last)
+                if self.scaling.scaler is not None:
+                    self.scaling.refuse_rescaled()
         except GradaccumError:
             for name in new:
                 del window.terms[name]
             raise
         window.broken = True
-        merged = self._backward(window, parts, factors, retain_graph)
+        part, term = parts[0], window.terms[parts[0].name]
+        if factors is None and term.fits(part) and len(window.terms) == 1:
+            # the short way, which most micro-batches go
+            torch.autograd.backward(part.loss, term.seed, retain_graph=retain_graph)
+            merged = False
+        else:
+            merged = self._backward(window, parts, factors, retain_graph)
         if first:
             self.gradients.refuse_stepped()
         window.add(parts, padding)
@@ -106,11 +114,6 @@ class Core:
         self.gradients.seal()
         return None
 
-    def _resume(self, last: bool) -> None:
-        self.gradients.resume(last)
-        if self.scaling.scaler is not None:
-            self.scaling.refuse_rescaled()
-
     def finish(self) -> Update | None:
         """Make the update of what the open window has; `None` if it has nothing."""
         window = self.sound_window()
@@ -118,7 +121,8 @@ class Core:
             self.discard()
             return None
         factors = self._last_factors(window, [], whole=False)
-        self._resume(last=True)
+        self.gradients.resume(last=True)
+        self.scaling.refuse_rescaled()
         if len(factors) == 1:
             return self._update(window, _only(factors))
         window.broken = True
@@ -229,11 +233,10 @@ class Core:
 
     def _seed(self, part: Part, term: Term) -> Tensor:
         """The seed over the term's provisional denominator, kept: most micro-batches share it."""
-        above = part.count if part.mean else 1
-        known = term.seed_for is above or (type(above) is not Tensor and term.seed_for == above)
-        if term.seed is None or not known or term.seed.dtype != part.loss.dtype:
+        if not term.fits(part):
             term.seed = self._seed_over(part, term.provisional)
-            term.seed_for = above
+            term.seed_for = part.count if part.mean else 1
+        assert term.seed is not None
         return term.seed
 
     def _seed_over(self, part: Part, denominator: Count) -> Tensor:

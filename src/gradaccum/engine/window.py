@@ -24,9 +24,6 @@ from gradaccum.errors import InputError
 __all__ = ["Term", "Usual", "Window", "ratio"]
 
 
-_COLLECTED = 64
-
-
 class Usual(NamedTuple):
     """What a window teaches the next one about a term."""
 
@@ -44,8 +41,9 @@ class Term:
     provisional: Count
     """The denominator used so far, in loss terms; fixed for the window."""
 
-    loss: Tensor
-    """Sum of the losses that were collected; shape `()`, float64 where the device has it."""
+    loss: float | Tensor
+    """Sum of the losses: a number where the host holds them, else a tensor of shape `()` on the
+    device, float64 where the device has it."""
 
     first: Count
     """Count of its first micro-batch."""
@@ -62,20 +60,20 @@ class Term:
     seed_for: Count | None = None
     """The numerator of `seed`."""
 
-    losses: list[Tensor] = field(default_factory=list)
-    """Losses still to be collected: one addition of many is quicker than many of one."""
+    def fits(self, part: Part) -> bool:
+        """Whether `seed` is that of `part`."""
+        if self.seed is None or self.seed.dtype != part.loss.dtype:
+            return False
+        above = part.count if part.mean else 1
+        if isinstance(above, Tensor) or isinstance(self.seed_for, Tensor):
+            return self.seed_for is above
+        return self.seed_for == above
 
     @property
     def mean(self) -> Tensor:
         """The term as it is optimised: its sum over its count; shape `()`."""
-        return self.collect() / _widened(_positive(self.count))
-
-    def collect(self) -> Tensor:
-        """Sum of all losses so far; shape `()`."""
-        if self.losses:
-            self.loss = self.loss + torch.stack(self.losses).sum(dtype=self.loss.dtype)
-            self.losses.clear()
-        return self.loss
+        mean = self.loss / _widened(_positive(self.count))
+        return mean if isinstance(mean, Tensor) else torch.tensor(mean, dtype=torch.float64)
 
 
 @dataclass(slots=True)
@@ -113,14 +111,14 @@ class Window:
         for name, loss, count, mean in parts:
             term = self.terms[name]
             term.count = term.count + count
-            if isinstance(count, Tensor) or count != term.first:
+            if term.alike and (isinstance(count, Tensor) or count != term.first):
                 term.alike = False
+            # `tolist` reads the CPU's memory as it is: no operator, no wait.
+            value: Any = loss.tolist() if loss.is_cpu else loss.detach().to(_wide(loss))
             if not mean:
-                term.losses.append(loss.detach())
+                term.loss += value
             elif isinstance(count, Tensor) or count:  # a mean of no terms is NaN and adds nothing
-                term.losses.append(loss.detach().to(term.loss.dtype) * count)
-            if len(term.losses) >= _COLLECTED:
-                term.collect()
+                term.loss += value * count
 
     def open_terms(self, parts: list[Part], last: bool, before: dict[str, Usual]) -> list[str]:
         """Give each new term of `parts` its provisional denominator; return the new names.
@@ -130,10 +128,10 @@ class Window:
             last: whether it is the window's last one, so that its count is all there is to come.
             before: what the window before found usual, by term.
         """
-        new = [part for part in parts if part.name not in self.terms]
-        if not new:
+        if len(parts) == 1 and parts[0].name in self.terms:
             return []
-        if self.terms and ("" in self.terms) != (new[0].name == ""):
+        new = [part for part in parts if part.name not in self.terms]
+        if new and self.terms and ("" in self.terms) != (new[0].name == ""):
             raise InputError(
                 "loss-terms",
                 "One window cannot mix a loss of one term with a loss of several.",
@@ -148,8 +146,7 @@ class Window:
                 provisional = _positive(part.count)
             else:
                 provisional = self._guess(part.count, before.get(part.name, Usual(0, False)))
-            total = torch.zeros((), dtype=_wide(part.loss), device=part.loss.device)
-            self.terms[part.name] = Term(provisional, total, part.count)
+            self.terms[part.name] = Term(provisional, 0.0, part.count)
         return [part.name for part in new]
 
     def _guess(self, first: Count, before: Usual) -> Count:
@@ -189,7 +186,7 @@ class Window:
         terms = {
             name: {
                 "provisional": _copied(term.provisional),
-                "loss": term.collect().clone(),
+                "loss": _copied(term.loss),
                 "count": _copied(term.count),
                 "first": _copied(term.first),
                 "alike": term.alike,
@@ -213,7 +210,7 @@ class Window:
         terms = {
             name: Term(
                 provisional=_copied(term["provisional"]),
-                loss=term["loss"].clone(),
+                loss=_copied(term["loss"]),
                 first=_copied(term["first"]),
                 alike=term["alike"],
                 count=_copied(term["count"]),
