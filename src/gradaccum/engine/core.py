@@ -111,7 +111,7 @@ class Core:
         window.broken = False
         if factors is not None:
             return self._update(window, 1 if merged else _only(factors))
-        self.gradients.seal()
+        self.gradients.seal(term.seed for term in window.terms.values())
         return None
 
     def finish(self) -> Update | None:
@@ -173,7 +173,7 @@ class Core:
         """
         # The gradient of a mean of no terms is NaN, and it stands for nothing.
         parts = [p for p in parts if not p.mean or isinstance(p.count, Tensor) or p.count]
-        if factors is None and len(window.terms) > 1 and len(window.terms) > len(window.declared):
+        if factors is None and not window.joint:
             for part in parts:
                 self._backward_apart(window, part, retain_graph or part is not parts[-1])
             return False
@@ -214,6 +214,7 @@ class Core:
         if part.name in self.apart:
             self.gradients.set(self.apart[part.name])
         self._run([part], [seed], retain_graph)
+        self.gradients.separate([seed])
         self.apart[part.name] = self.gradients.take()
         self.gradients.set(others)
 
@@ -345,7 +346,7 @@ class Core:
                 "The window holds no loss term, so its mean is undefined.",
                 got=f"a total count of 0 over {window.microbatches + bool(parts)} micro-batches",
                 expected="at least one term that is not ignored",
-                do="acc.discard() drops the window; look for labels that are all ignored",
+                do="acc.discard() and micro.skip() leave it out; look for ignored labels",
             )
         for name, declared in window.declared.items() if whole else ():
             total = totals.get(name, 0)
@@ -357,7 +358,20 @@ class Core:
                     expected="`counts` that count the same terms as your loss",
                     do="count with the same mask in both places, or leave `counts` out",
                 )
-        return window.factors(totals, whole=whole)
+        factors = window.factors(totals, whole=whole)
+        alike = len(factors) == 1 or all(map(_is_one, factors.values()))
+        if window.joint and not alike and len({float(f) for f in factors.values()}) > 1:
+            raise LoopError(
+                "terms-left-out",
+                "With counts that were known ahead all terms share one sum of gradients, and what "
+                "was left out of the window changed their counts by different factors.",
+                got=f"totals {totals} where {window.declared} were declared",
+                expected="all micro-batches of the window, or a share of it that is the same for "
+                "every term",
+                do="acc.discard() and micro.skip() leave the window out; without `counts=` any "
+                "micro-batch may be skipped",
+            )
+        return factors
 
     def _position(self) -> str:
         window = self.window
@@ -380,8 +394,8 @@ def _folds(optimizers: tuple[Optimizer, ...], settings: Settings, *, scaled: boo
 
 
 def _only(factors: dict[str, Count]) -> Count:
-    # Several terms were either merged or had their denominators from the start.
-    return next(iter(factors.values())) if len(factors) == 1 else 1
+    # Terms with different factors have been merged.
+    return next(iter(factors.values()))
 
 
 def _is_one(factor: Count) -> bool:

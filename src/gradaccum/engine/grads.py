@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import NoReturn, TypeAlias
 
 import torch
@@ -54,6 +55,7 @@ class Gradients:
         self._guard = Guard(model, optimizers, self._name)
         self._held: GradientSum = []
         self._marks: list[int] = []
+        self._present = 0
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -73,6 +75,7 @@ class Gradients:
         else:
             self._refuse_stale(updates)
         self._guard.open(self._parameters)
+        self._present = 0
 
     def resume(self, last: bool) -> None:
         """Before a micro-batch: make sure that all is as the last one left it."""
@@ -83,17 +86,22 @@ class Gradients:
         if self._apart:
             self.set(self._held)
             return
-        grads = list(map(_grad, self._parameters))
+        grads = self._grads()
         if not all(map(operator.is_, grads, self._held)) or _versions(grads) != self._marks:
             self._refuse_touched(grads)
 
-    def seal(self) -> None:
-        """After a micro-batch: remember what stands in the parameters."""
+    def seal(self, seeds: Iterable[Tensor | None] = ()) -> None:
+        """After a micro-batch: remember what stands in the parameters.
+
+        Args:
+            seeds: tensors that entered the backward and are kept for the next one.
+        """
         for parameter in self._appending:
             grad = parameter.grad
             if grad is not None and grad.is_sparse and grad._nnz() > 2 * grad.shape[0]:
                 parameter.grad = grad.coalesce()
-        self._held = list(map(_grad, self._parameters))
+        self._separate_new(seeds)
+        self._held = self._grads()
         if self._apart:
             self._clear()
         else:
@@ -106,10 +114,27 @@ class Gradients:
     def release(self) -> None:
         """The window's micro-batches are in: what changes from here on is its own update."""
         self._guard.close()
+        self._separate_new(())
+
+    def separate(self, seeds: Iterable[Tensor | None] = ()) -> None:
+        """Give every gradient memory of its own.
+
+        Parameters that meet through views get one gradient tensor between them (pytorch#34082),
+        and one that is a view away from the loss gets the seed itself: what is added to, or scaled
+        in, one would be in the other too.
+        """
+        seen = {seed.data_ptr() for seed in seeds if seed is not None}
+        for parameter in self._parameters:
+            grad = parameter.grad
+            if grad is None or grad.layout is not torch.strided:
+                continue
+            if grad.data_ptr() in seen:
+                parameter.grad = grad.clone()
+            seen.add(grad.data_ptr())
 
     def take(self) -> GradientSum:
         """Move all gradients out of the parameters."""
-        taken = [parameter.grad for parameter in self._parameters]
+        taken = self._grads()
         self._clear()
         return taken
 
@@ -209,6 +234,15 @@ class Gradients:
     def names(self) -> list[str]:
         """A name for each parameter, in the optimizers' order."""
         return [self._name(parameter) for parameter in self.parameters]
+
+    def _separate_new(self, seeds: Iterable[Tensor | None]) -> None:
+        present = len(self._parameters) - sum(map(operator.is_, self._grads(), repeat(None)))
+        if present != self._present:  # only a gradient that is new may share its memory
+            self._present = present
+            self.separate(seeds)
+
+    def _grads(self) -> GradientSum:
+        return list(map(_grad, self._parameters))
 
     def _coalesce(self) -> None:
         # A sparse gradient lists a row once for each use; its size is that of their sum.

@@ -90,6 +90,8 @@ class Microbatch(Generic[T]):
 
     def skip(self) -> None:
         """Leave this micro-batch out; if it is the window's last, the others are stepped."""
+        if self._state == "void":
+            return  # its window is gone, so it is left out already
         if self._state != "open" or self._accumulator._current is not self:
             raise self._refusal()
         self._state = "spent"
@@ -251,9 +253,9 @@ def windows(loader: Iterable[T], size: Callable[[], int]) -> Iterator[list[T]]:
             raise
         group.append(batch)
         versions.append(_versions(batch))
-        if [_versions(one) for one in group] != versions:
-            raise _overwritten()
         if len(group) >= size():
+            if [_versions(one) for one in group] != versions:
+                raise _overwritten()
             yield group
             group, versions = [], []
     if group:

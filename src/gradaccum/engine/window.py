@@ -104,6 +104,11 @@ class Window:
     broken: bool = False
     """Whether a backward was cut short, so that the gradients hold part of a micro-batch."""
 
+    @property
+    def joint(self) -> bool:
+        """Whether all terms' gradients are in one sum, as their denominators were declared."""
+        return len(self.terms) == 1 or self.terms.keys() <= self.declared.keys()
+
     def add(self, parts: list[Part], padding: int) -> None:
         """Count a micro-batch whose gradient has arrived."""
         self.microbatches += 1
