@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from itertools import islice, starmap
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
@@ -11,18 +10,9 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradaccum.engine import state as states
-from gradaccum.engine.core import Core, Settings
+from gradaccum.engine.core import Core
 from gradaccum.engine.grads import Gradients
-from gradaccum.engine.loop import (
-    Coming,
-    Microbatch,
-    ahead,
-    counted,
-    drive,
-    read_counts,
-    regrouped,
-    windows,
-)
+from gradaccum.engine.loop import Loop, Microbatch
 from gradaccum.engine.loss import read_parts, read_result
 from gradaccum.engine.precision import Scaling
 from gradaccum.engine.refuse import (
@@ -33,7 +23,8 @@ from gradaccum.engine.refuse import (
     read_schedulers,
     refuse_ranks,
 )
-from gradaccum.engine.window import Window
+from gradaccum.engine.stream import counted, read_counts, regrouped
+from gradaccum.engine.update import Settings
 from gradaccum.errors import InputError, LoopError, shown
 from gradaccum.planner.pack import plan
 from gradaccum.planner.padding import Side
@@ -162,10 +153,7 @@ class Accumulator:
             Scaling(scaler, optimizers),
             settings,
         )
-        self._current: Microbatch[Any] | None = None
-        self._holds_batch = False
-        self._resumed = False
-        self._random: dict[str, Any] | None = None
+        self._loop = Loop(self._core, self._next_every)
 
     @property
     def updates(self) -> int:
@@ -230,7 +218,7 @@ class Accumulator:
                 do="budget=8 * longest keeps the memory of 8 samples of full length",
             )
         if budget is not None:
-            return self._loop(
+            return self._loop.over(
                 loader,
                 lambda groups: regrouped(
                     groups,
@@ -240,8 +228,8 @@ class Accumulator:
                 ),
             )
         if counts is not None:
-            return self._loop(loader, lambda groups: counted(groups, counts))
-        return self._loop(loader, None)
+            return self._loop.over(loader, lambda groups: counted(groups, counts))
+        return self._loop.over(loader, None)
 
     def step(
         self,
@@ -293,9 +281,7 @@ class Accumulator:
         declared = None
         if counts is not None:
             declared = read_counts([counts(batch) if callable(counts) else counts])
-        self._void_current()
-        self._holds_batch = False
-        self._random = None
+        self._loop.stand_aside()
         self._core.open(len(groups), declared)
         update = None
         try:
@@ -313,13 +299,13 @@ class Accumulator:
         """Make the update of the open window as it stands; `None` if there is none."""
         if not self._core.begun:
             return None
-        self._void_current()
+        self._loop.void()
         return self._core.announce(self._core.finish())
 
     def discard(self) -> None:
         """Drop the open window: its gradients, its sums and its counts."""
         if self._core.begun:
-            self._void_current()
+            self._loop.void()
             self._core.discard()
 
     def state_dict(self) -> dict[str, Any]:
@@ -328,7 +314,7 @@ class Accumulator:
         The model, the optimizer and the scheduler are yours to save beside it. The result holds
         plain types and tensors, so `torch.load(..., weights_only=True)` reads it.
         """
-        return states.save(self._core, self._holds_batch)
+        return states.save(self._core, self._loop.holds_batch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved window, bit for bit.
@@ -342,93 +328,13 @@ class Accumulator:
                 the first difference, and nothing has changed.
         """
         states.load(self._core, state)
-        self._void_current()
-        self._resumed = True
-        self._holds_batch = bool(state["holds_batch"])
-        self._random = state["random"]
+        self._loop.resume(state)
 
-    def _loop(
-        self,
-        loader: Iterable[T],
-        gathering: Callable[[Iterator[list[T]]], Iterator[Coming[Any]]] | None,
-    ) -> Generator[Microbatch[Any], None, None]:
-        start = self._window_start(gathering is not None)
-        if gathering is None:
-            coming = starmap(Coming, ahead(loader, self._closes, self._fetched))
-        else:
-            groups = windows(loader, lambda: read_every(self._every, self.updates))
-            coming = islice(gathering(groups), start, None)
-        if start:
-            coming = self._restoring(coming)
-        yield from drive(self, coming)
-
-    def _window_start(self, gathers: bool) -> int:
-        """How many micro-batches of its first window a loop must pass over."""
-        window, resumed = self._core.window, self._resumed
-        self._resumed = False
-        if window is None or not (self._core.begun or window.dropped):
-            self._core.discard()
-            return 0
-        self._core.sound_window()
-        if gathers != window.gathered or (gathers and not resumed):
-            raise LoopError(
-                "window-open",
-                "A window is open that this loop cannot go on with.",
-                got=f"{window.microbatches} of {window.expected} micro-batches, of batches that "
-                f"were {'gathered ahead and are gone' if window.gathered else 'not gathered'}",
-                expected="no open window, or one that this kind of loop opened",
-                do="acc.flush() steps it, acc.discard() drops it",
-            )
-        return window.microbatches + window.dropped if gathers else 0
-
-    def _restoring(self, coming: Iterator[Coming[Any]]) -> Iterator[Coming[Any]]:
-        """After a resume inside a gathered window: gathering it again must draw nothing."""
-        for item in coming:
-            self._restore_random()
-            yield item
-
-    def _closes(self) -> bool:
-        """Whether the next micro-batch fills its window."""
-        window = self._core.window or self._core.open(read_every(self._every, self.updates))
-        return window.microbatches + window.dropped + 1 >= window.expected
-
-    def _window_for(self, item: Coming[Any]) -> Window:
-        if item.position is None:
-            return self._core.open(read_every(self._every, self.updates))
-        # After a flush or discard in mid-window, what is left of its plan is a window of its own.
-        declared = item.declared if item.position == 0 else None
-        return self._core.open(item.size - item.position, declared, gathered=True)
-
-    def _skip(self, last: bool) -> Update | None:
-        window = self._core.window
-        assert window is not None
-        window.dropped += 1
-        return self._core.finish() if last else None
-
-    def _void_current(self) -> None:
-        if self._current is not None:
-            self._current.void()
-
-    def _loop_left(self, micro: Microbatch[Any] | None) -> None:
-        if self._current is micro:
-            self._current = None
-
-    def _fetched(self, found: bool, held: bool) -> None:
-        if self._random is not None:
-            # Fetching again the batch that was held when the state was saved, or finding a
-            # finished loader empty, must not move the generators.
-            if self._holds_batch or not found:
-                states.load_random(self._random)
-            self._random = None
-        self._holds_batch = held
-
-    def _restore_random(self) -> None:
-        if self._random is not None:
-            states.load_random(self._random)
-            self._random = None
+    def _next_every(self) -> int:
+        return read_every(self._every, self.updates)
 
     def _groups(self, samples: Samples, budget: int | None) -> list[_Group]:
-        every = read_every(self._every, self.updates)
+        every = self._next_every()
         if samples.lengths is not None:
             most = None if budget is not None else every
             chosen = plan(samples.lengths, budget=budget, microbatches=most)

@@ -12,33 +12,20 @@ Where the window's last factor goes, so that it costs no pass over the gradients
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradaccum.engine.grads import Gradients, GradientSum, Share
-from gradaccum.engine.loss import Count, Number, Part, is_finite
+from gradaccum.engine.loss import Count, Number, Part, is_finite, is_one, is_zero
 from gradaccum.engine.precision import Scaling
+from gradaccum.engine.update import Settings, Updater
 from gradaccum.engine.window import Term, Usual, Window, ratio
 from gradaccum.errors import GradaccumError, InputError, LoopError, NonFiniteError
 from gradaccum.records import Update
 
-__all__ = ["Core", "Settings"]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What an update does besides stepping; the same for every window."""
-
-    clip_norm: float | None
-    clip_value: float | None
-    schedulers: tuple[Any, ...]
-    on_update: Callable[[Update], object] | None
-    raise_nonfinite: bool
+__all__ = ["Core"]
 
 
 class Core:
@@ -61,12 +48,12 @@ class Core:
         self.optimizers = optimizers
         self.gradients = gradients
         self.scaling = scaling
-        self.settings = settings
+        self._raise_nonfinite = settings.raise_nonfinite
         self.updates = 0
         self.window: Window | None = None
         self.apart: dict[str, GradientSum] = {}
         self.usual: dict[str, Usual] = {}
-        self._folds = _folds(optimizers, settings, scaled=scaling.scaler is not None)
+        self._updater = Updater(optimizers, gradients, scaling, settings)
 
     def open(
         self, expected: int, declared: dict[str, Number] | None = None, *, gathered: bool = False
@@ -80,7 +67,7 @@ class Core:
     ) -> Update | None:
         """Add a micro-batch to the open window; with the last one, make the update."""
         window = self.sound_window()
-        if self.settings.raise_nonfinite:
+        if self._raise_nonfinite:
             self._refuse_nonfinite_loss(parts)
         first = window.microbatches == 0
         new = window.open_terms(parts, last, self.usual)
@@ -110,7 +97,7 @@ class Core:
         window.add(parts, padding)
         window.broken = False
         if factors is not None:
-            return self._update(window, 1 if merged else _only(factors))
+            return self._make_update(window, 1 if merged else _only(factors))
         self.gradients.seal(term.seed for term in window.terms.values())
         return None
 
@@ -124,11 +111,11 @@ class Core:
         self.gradients.resume(last=True)
         self.scaling.refuse_rescaled()
         if len(factors) == 1:
-            return self._update(window, _only(factors))
+            return self._make_update(window, _only(factors))
         window.broken = True
         with self.gradients.merging(self._take_sums(factors)):
             pass
-        return self._update(window, 1)
+        return self._make_update(window, 1)
 
     def discard(self) -> None:
         """Forget the open window: its counts and its gradients."""
@@ -221,9 +208,9 @@ class Core:
     def _must_merge(self, window: Window, factors: dict[str, Count]) -> bool:
         if window.microbatches == 0:
             return False
-        if all(_is_one(factor) for factor in factors.values()) and not self.apart:
+        if all(is_one(factor) for factor in factors.values()) and not self.apart:
             return False
-        return len(factors) > 1 or not (self.settings.clip_norm is not None or self._folds)
+        return len(factors) > 1 or not self._updater.takes_factor
 
     def _take_sums(self, factors: dict[str, Count]) -> list[Share]:
         first, *others = factors
@@ -248,85 +235,28 @@ class Core:
             return self.scaling.seed(share.to(device=loss.device, dtype=loss.dtype))
         return self.scaling.seed(torch.full((), share, dtype=loss.dtype, device=loss.device))
 
-    def _update(self, window: Window, factor: Count) -> Update:
+    def skip(self, last: bool) -> Update | None:
+        """Leave a micro-batch out; with the window's last one, make the update of the others."""
+        assert self.window is not None
+        self.window.dropped += 1
+        return self.finish() if last else None
+
+    def announce(self, update: Update | None) -> Update | None:
+        """Tell schedulers and callbacks, when the window is closed and nothing is half done."""
+        return self._updater.announce(update)
+
+    def _make_update(self, window: Window, factor: Count) -> Update:
         window.broken = True  # until the step is done, nothing but discard() would be right
-        self.gradients.release()
-        settings = self.settings
-        if not self._folds:
-            self.scaling.unscale()
-        norm = None
-        if settings.clip_norm is not None:
-            norm = self.gradients.clip_norm_(settings.clip_norm, factor)
-        elif not self._folds:
-            self.gradients.scale_(factor)
-        elif not _is_one(factor):
-            self._set_grad_scale(ratio(1, factor))
-        if settings.clip_value is not None:
-            self.gradients.clip_value_(settings.clip_value)
-        if settings.raise_nonfinite and self.scaling.scaler is None:
-            self.gradients.refuse_nonfinite()
-        lr = self.optimizers[0].param_groups[0].get("lr", math.nan)
-        try:
-            skipped = self.scaling.step()
-        finally:
-            for optimizer in self.optimizers:
-                vars(optimizer).pop("grad_scale", None)
-        self.gradients.zero()
-        return self._close(window, norm, lr.clone() if isinstance(lr, Tensor) else lr, skipped)
-
-    def _set_grad_scale(self, scale: Count) -> None:
-        for optimizer in self.optimizers:
-            device = next(p.device for group in optimizer.param_groups for p in group["params"])
-            vars(optimizer)["grad_scale"] = (
-                scale.to(device=device, dtype=torch.float32)
-                if isinstance(scale, Tensor)
-                else torch.full((), scale, dtype=torch.float32, device=device)
-            )
-
-    def _close(
-        self, window: Window, norm: Tensor | None, lr: float | Tensor, skipped: bool | Tensor
-    ) -> Update:
-        settings = self.settings
-        if isinstance(skipped, Tensor) and (settings.schedulers or settings.on_update):
-            skipped = bool(skipped)  # only what it decides is worth the wait for the device
-        means = {name: term.mean for name, term in window.terms.items()}
-        counts = {name: term.count for name, term in window.terms.items()}
-        single = list(means) == [""]
-        update = Update(
-            index=self.updates,
-            loss=means[""] if single else torch.stack(list(means.values())).sum(),
-            count=counts[""] if single else counts,
-            microbatches=window.microbatches,
-            grad_norm=norm,
-            lr=lr,
-            skipped=skipped,
-            dropped=window.dropped,
-            padding=window.padding,
-            terms={} if single else means,
-        )
+        update = self._updater.make(window, factor, self.updates)
         self.usual = window.usual()
         self.updates += 1
         self.window = None
         self.apart = {}
         return update
 
-    def announce(self, update: Update | None) -> Update | None:
-        """Tell the schedulers and `on_update` of an update that was made.
-
-        It comes last, when the window is closed: an error in a callback leaves nothing half done.
-        """
-        if update is not None and update.skipped is False:
-            for scheduler in self.settings.schedulers:
-                scheduler.step()
-            if self.settings.on_update is not None:
-                self.settings.on_update(update)
-        return update
-
     def _refuse_nonfinite_loss(self, parts: list[Part]) -> None:
-        if not self.settings.raise_nonfinite:
-            return
         for part in parts:
-            if not (part.mean and _is_zero(part.count)) and not is_finite(part.loss):
+            if not (part.mean and is_zero(part.count)) and not is_finite(part.loss):
                 term = f" of term {part.name!r}" if part.name else ""
                 raise NonFiniteError(
                     "non-finite",
@@ -340,7 +270,7 @@ class Core:
     def _last_factors(self, window: Window, parts: list[Part], *, whole: bool) -> dict[str, Count]:
         """Each term's last factor, once it is sure that the denominators are usable."""
         totals = window.totals(parts)
-        if all(_is_zero(total) for total in totals.values()):
+        if all(is_zero(total) for total in totals.values()):
             raise InputError(
                 "window-without-count",
                 "The window holds no loss term, so its mean is undefined.",
@@ -359,7 +289,7 @@ class Core:
                     do="count with the same mask in both places, or leave `counts` out",
                 )
         factors = window.factors(totals, whole=whole)
-        alike = len(factors) == 1 or all(map(_is_one, factors.values()))
+        alike = len(factors) == 1 or all(map(is_one, factors.values()))
         if window.joint and not alike and len({float(f) for f in factors.values()}) > 1:
             raise LoopError(
                 "terms-left-out",
@@ -379,28 +309,6 @@ class Core:
         return f"{window.microbatches + window.dropped + 1} of {window.expected}"
 
 
-def _folds(optimizers: tuple[Optimizer, ...], settings: Settings, *, scaled: bool) -> bool:
-    """Whether the optimizers can divide by a scale of ours while they step."""
-    clips = settings.clip_norm is not None or settings.clip_value is not None
-    fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
-    # Their kernels take the scale in float32, too coarse for wider gradients.
-    wide = any(
-        p.dtype in (torch.float64, torch.complex128)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for p in group["params"]
-    )
-    return fused and not wide and not clips and (len(optimizers) == 1 or not scaled)
-
-
 def _only(factors: dict[str, Count]) -> Count:
     # Terms with different factors have been merged.
     return next(iter(factors.values()))
-
-
-def _is_one(factor: Count) -> bool:
-    return not isinstance(factor, Tensor) and factor == 1
-
-
-def _is_zero(count: Count) -> bool:
-    return not isinstance(count, Tensor) and count == 0

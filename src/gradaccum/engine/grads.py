@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradaccum.engine.guard import Guard
-from gradaccum.engine.loss import Count
+from gradaccum.engine.loss import Count, is_one
 from gradaccum.errors import InterferenceError, NonFiniteError, StaleGradientError
 
 __all__ = ["GradientSum", "Gradients", "Share"]
@@ -123,14 +123,15 @@ class Gradients:
         and one that is a view away from the loss gets the seed itself: what is added to, or scaled
         in, one would be in the other too.
         """
-        seen = {seed.data_ptr() for seed in seeds if seed is not None}
+        seen = {seed.untyped_storage().data_ptr() for seed in seeds if seed is not None}
         for parameter in self._parameters:
             grad = parameter.grad
             if grad is None or grad.layout is not torch.strided:
                 continue
-            if grad.data_ptr() in seen:
+            memory = grad.untyped_storage().data_ptr()
+            if memory in seen:
                 parameter.grad = grad.clone()
-            seen.add(grad.data_ptr())
+            seen.add(memory)
 
     def take(self) -> GradientSum:
         """Move all gradients out of the parameters."""
@@ -206,9 +207,9 @@ class Gradients:
         self._coalesce()
         dense = [_values(p.grad) for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(dense)
-        norm = norm if _is_one(factor) else norm * factor
+        norm = norm if is_one(factor) else norm * factor
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.scale_(scale if _is_one(factor) else scale * factor)
+        self.scale_(scale if is_one(factor) else scale * factor)
         return norm
 
     def clip_value_(self, limit: float) -> None:
@@ -339,7 +340,7 @@ def _scaled_add(new: Tensor | None, grad: Tensor, factor: Count) -> Tensor:
 
 
 def _multiply_(grads: list[Tensor], factor: Count) -> None:
-    if _is_one(factor) or not grads:
+    if is_one(factor) or not grads:
         return
     if isinstance(factor, Tensor):
         factor = factor.to(device=grads[0].device, non_blocking=True)
@@ -349,10 +350,6 @@ def _multiply_(grads: list[Tensor], factor: Count) -> None:
                 grad.mul_(factor)
         else:
             torch._foreach_mul_(grads, factor)
-
-
-def _is_one(factor: Count) -> bool:
-    return not isinstance(factor, Tensor) and factor == 1
 
 
 def _by_device(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor]]:

@@ -12,7 +12,18 @@ from torch import Tensor
 
 from gradaccum.errors import InputError, shown
 
-__all__ = ["Count", "Loss", "Number", "Part", "read_count", "read_parts", "read_result"]
+__all__ = [
+    "Count",
+    "Loss",
+    "Number",
+    "Part",
+    "is_finite",
+    "is_one",
+    "is_zero",
+    "read_count",
+    "read_parts",
+    "read_result",
+]
 
 Number: TypeAlias = int | float
 Count: TypeAlias = int | float | Tensor
@@ -208,3 +219,13 @@ def _bad_count(got: str, where: str) -> InputError:
 def is_finite(loss: Tensor) -> bool:
     """Whether a loss is neither NaN nor infinite; waits for the device."""
     return bool(torch.isfinite(loss.detach()))
+
+
+def is_one(count: Count) -> bool:
+    """Whether the host knows that it is 1."""
+    return not isinstance(count, Tensor) and count == 1
+
+
+def is_zero(count: Count) -> bool:
+    """Whether the host knows that it is 0."""
+    return not isinstance(count, Tensor) and count == 0
