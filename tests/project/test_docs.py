@@ -38,6 +38,9 @@ def slugs_in_source() -> set[str]:
     found = set()
     for path in (ROOT / "src" / "gradaccum").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+                found.update(d.value for a, d in named if a.arg == "slug" and d is not None)
             if not isinstance(node, ast.Call):
                 continue
             name = node.func.id if isinstance(node.func, ast.Name) else ""
