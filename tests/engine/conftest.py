@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 collect_ignore = ["resume_script.py"]  # a program that a test runs
+pytest.register_assert_rewrite("refusals", "ways")  # so that their asserts show values too
 
 Trained = tuple[nn.Module, list[Optimizer]]
 
@@ -66,3 +67,13 @@ def _differences() -> Callable[[Trained, Trained], list[str]]:
 @pytest.fixture(name="snap", scope="session")
 def _snap() -> Callable[[Iterable[Tensor]], None]:
     return snap
+
+
+@pytest.fixture
+def truth() -> dict[str, Any]:
+    """What a window of BATCHES makes of a fresh setup."""
+    from refusals import Setup  # once its asserts are rewritten
+
+    setup = Setup()
+    setup.window()
+    return setup.photograph()

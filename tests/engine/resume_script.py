@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 
 import gradaccum as ga
 
-EPOCHS, BATCHES, EVERY = 2, 5, 3
+EPOCHS, EVERY = 2, 3
+BATCHES = 5  # windows of three and of two; six in the case where windows end with the loader
 MODE, FOLDER, CASES = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 
 
@@ -43,16 +44,18 @@ def build(case: str) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "accumulator": acc}
 
 
-def batches(epoch: int) -> list[Tensor]:
+def batches(case: str, epoch: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(epoch)
-    return [torch.randn(i % 3 + 1, 4, generator=generator) for i in range(BATCHES)]
+    number = BATCHES + (case == "whole windows")
+    return [torch.randn(i % 3 + 1, 4, generator=generator) for i in range(number)]
 
 
 def loop(case: str, acc: ga.Accumulator, epoch: int, start: int) -> Iterator[ga.Microbatch[Any]]:
-    if case == "loader":  # its iterator draws from torch's generator when it is made
-        rows: Any = torch.cat(batches(epoch))
+    if case in ("loader", "whole windows"):
+        # its iterator draws from torch's generator when it is made
+        rows: Any = torch.cat(batches(case, epoch))
         return acc.microbatches(islice(DataLoader(rows, batch_size=2), start, None))
-    rest = batches(epoch)[start:]
+    rest = batches(case, epoch)[start:]
     if case == "counts":
         return acc.microbatches(rest, counts=len)
     if case == "regrouped":

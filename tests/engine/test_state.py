@@ -19,6 +19,7 @@ from gradaccum.errors import StateError
 
 SCRIPT = Path(__file__).with_name("resume_script.py")
 CASES = ["sgd", "adamw", "scaler", "terms", "zero", "counts", "regrouped", "loader"]
+CASES += ["whole windows"]
 
 
 def run(mode: str, folder: Path, cases: list[str]) -> None:
@@ -117,7 +118,7 @@ def test_a_state_of_another_version_is_refused() -> None:
         acc.load_state_dict({**acc.state_dict(), "version": 99})
 
 
-@pytest.mark.parametrize("missing", ["window", "gradients", "random", "updates", "holds_batch"])
+@pytest.mark.parametrize("missing", ["window", "gradients", "random", "updates", "stage"])
 def test_a_state_with_a_part_missing_is_refused_and_nothing_changes(missing: str) -> None:
     acc = half_done()
     state = acc.state_dict()

@@ -24,7 +24,7 @@ class DecoderConfig:
     max_length: int
     width: int = 96
     heads: int = 3
-    layers: int = 3
+    layers: int = 2
 
 
 class _Block(nn.Module):

@@ -103,23 +103,23 @@ def _rows(axes: Axes, runs: Sequence[RunResult]) -> None:
 
 
 def _time(axes: Axes, result: DemoResult) -> None:
-    usual = result.usual.time
     _bars(
         axes,
         result,
         lambda run: run.time,
-        lambda run: seconds(run.time) + _times(run.time / usual, run is result.usual),
+        lambda run: seconds(run.time) + _times(result.of_usual_time(run), run is result.usual),
     )
     axes.set_title("Median update time (of the usual loop's)")
 
 
 def _memory(axes: Axes, result: DemoResult) -> None:
-    whole = result.whole.peak_bytes
     _bars(
         axes,
         result,
         lambda run: run.peak_bytes / 1e6,
-        lambda run: megabytes(run.peak_bytes) + _times(run.peak_bytes / whole, run is result.whole),
+        lambda run: (
+            megabytes(run.peak_bytes) + _times(result.of_whole_memory(run), run is result.whole)
+        ),
     )
     axes.set_title("Peak memory (of the whole batch's)")
 

@@ -57,7 +57,8 @@ def show(result: DemoResult, console: Console) -> None:
         table.add_row(*_row(run, result), style="bold" if run is result.ours else "")
     console.print(table)
     console.print(
-        "Time: median. Memory: most bytes alive at once, beyond weights, optimizer and data.\n"
+        "Time: medians, of the updates and of their ratios.\n"
+        "Memory: most bytes alive at once, beyond weights, optimizer state and data.\n"
         "Distance: first gradient from that of the whole batch in float64, relative.\n",
         style="dim",
         highlight=False,
@@ -67,8 +68,8 @@ def show(result: DemoResult, console: Console) -> None:
 def _row(run: RunResult, result: DemoResult) -> tuple[str, ...]:
     return (
         run.title,
-        f"{seconds(run.time)}  {run.time / result.usual.time:.2f}",
-        f"{megabytes(run.peak_bytes)}  {run.peak_bytes / result.whole.peak_bytes:.2f}",
+        f"{seconds(run.time)}  {result.of_usual_time(run):.2f}",
+        f"{megabytes(run.peak_bytes)}  {result.of_whole_memory(run):.2f}",
         f"{run.tokens:,}",
         f"{run.padded:,}  {run.waste:.2f}",
         short(run.distance),

@@ -314,7 +314,7 @@ class Accumulator:
         The model, the optimizer and the scheduler are yours to save beside it. The result holds
         plain types and tensors, so `torch.load(..., weights_only=True)` reads it.
         """
-        return states.save(self._core, self._loop.holds_batch)
+        return states.save(self._core, self._loop.stage)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved window, bit for bit.

@@ -66,11 +66,15 @@ class Core:
         self, parts: list[Part], *, last: bool, padding: int, retain_graph: bool
     ) -> Update | None:
         """Add a micro-batch to the open window; with the last one, make the update."""
-        window = self.sound_window()
+        window = self.window
+        if window is None or window.broken:
+            window = self.sound_window()
         if self._raise_nonfinite:
             self._refuse_nonfinite_loss(parts)
         first = window.microbatches == 0
-        new = window.open_terms(parts, last, self.usual)
+        new: list[str] = []
+        if len(parts) > 1 or parts[0].name not in window.terms:
+            new = window.open_terms(parts, last, self.usual)
         try:
             whole = not window.dropped
             factors = self._last_factors(window, parts, whole=whole) if last else None
@@ -98,7 +102,7 @@ class Core:
         window.broken = False
         if factors is not None:
             return self._make_update(window, 1 if merged else _only(factors))
-        self.gradients.seal(term.seed for term in window.terms.values())
+        self.gradients.seal(window.terms.values())
         return None
 
     def finish(self) -> Update | None:
@@ -223,7 +227,7 @@ class Core:
         """The seed over the term's provisional denominator, kept: most micro-batches share it."""
         if not term.fits(part):
             term.seed = self._seed_over(part, term.provisional)
-            term.seed_for = part.count if part.mean else 1
+            term.seed_for = part.count if part.mean else None
         assert term.seed is not None
         return term.seed
 
@@ -278,6 +282,8 @@ class Core:
                 expected="at least one term that is not ignored",
                 do="acc.discard() and micro.skip() leave it out; look for ignored labels",
             )
+        if not window.declared and len(totals) == 1:
+            return window.factors(totals, whole=whole)
         for name, declared in window.declared.items() if whole else ():
             total = totals.get(name, 0)
             if not isinstance(total, Tensor) and not math.isclose(total, declared, rel_tol=1e-9):

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from gradaccum.engine.guard import Guard
 from gradaccum.engine.loss import Count, is_one
+from gradaccum.engine.window import Term
 from gradaccum.errors import InterferenceError, NonFiniteError, StaleGradientError
 
 __all__ = ["GradientSum", "Gradients", "Share"]
@@ -27,6 +28,7 @@ GradientSum: TypeAlias = list[Tensor | None]
 """One gradient for each parameter, in the optimizers' order; `None` where none arrived."""
 
 _grad = operator.attrgetter("grad")
+_version = operator.attrgetter("_version")
 
 Share: TypeAlias = tuple[GradientSum, Count]
 """Gradients and the factor they enter the update with."""
@@ -55,7 +57,7 @@ class Gradients:
         self._guard = Guard(model, optimizers, self._name)
         self._held: GradientSum = []
         self._marks: list[int] = []
-        self._present = 0
+        self._absent = -1
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -75,7 +77,7 @@ class Gradients:
         else:
             self._refuse_stale(updates)
         self._guard.open(self._parameters)
-        self._present = 0
+        self._absent = -1
 
     def resume(self, last: bool) -> None:
         """Before a micro-batch: make sure that all is as the last one left it."""
@@ -86,26 +88,34 @@ class Gradients:
         if self._apart:
             self.set(self._held)
             return
-        grads = self._grads()
-        if not all(map(operator.is_, grads, self._held)) or _versions(grads) != self._marks:
+        grads = list(map(_grad, self._parameters))
+        if not all(map(operator.is_, grads, self._held)) or self._mark(grads) != self._marks:
             self._refuse_touched(grads)
 
-    def seal(self, seeds: Iterable[Tensor | None] = ()) -> None:
+    def seal(self, terms: Iterable[Term] = ()) -> None:
         """After a micro-batch: remember what stands in the parameters.
 
         Args:
-            seeds: tensors that entered the backward and are kept for the next one.
+            terms: their seeds entered the backward, and are kept for the next one.
         """
         for parameter in self._appending:
             grad = parameter.grad
             if grad is not None and grad.is_sparse and grad._nnz() > 2 * grad.shape[0]:
                 parameter.grad = grad.coalesce()
-        self._separate_new(seeds)
-        self._held = self._grads()
+        held = list(map(_grad, self._parameters))
+        if self._absent == 0 and not self._apart:  # the short way: nothing can be new
+            self._held, self._marks = held, list(map(_version, held))
+            return
+        absent = sum(map(operator.is_, held, repeat(None)))
+        if absent != self._absent:  # only a gradient that is new may share its memory
+            self._absent = absent
+            self.separate([term.seed for term in terms])
+            held = list(map(_grad, self._parameters))
+        self._held = held
         if self._apart:
             self._clear()
         else:
-            self._marks = _versions(self._held)
+            self._marks = self._mark(held)
 
     def refuse_stepped(self) -> None:
         """After a window's first backward: no optimizer may have stepped inside it."""
@@ -114,7 +124,8 @@ class Gradients:
     def release(self) -> None:
         """The window's micro-batches are in: what changes from here on is its own update."""
         self._guard.close()
-        self._separate_new(())
+        if self._absent:
+            self.separate()
 
     def separate(self, seeds: Iterable[Tensor | None] = ()) -> None:
         """Give every gradient memory of its own.
@@ -135,7 +146,7 @@ class Gradients:
 
     def take(self) -> GradientSum:
         """Move all gradients out of the parameters."""
-        taken = self._grads()
+        taken = list(map(_grad, self._parameters))
         self._clear()
         return taken
 
@@ -236,15 +247,6 @@ class Gradients:
         """A name for each parameter, in the optimizers' order."""
         return [self._name(parameter) for parameter in self.parameters]
 
-    def _separate_new(self, seeds: Iterable[Tensor | None]) -> None:
-        present = len(self._parameters) - sum(map(operator.is_, self._grads(), repeat(None)))
-        if present != self._present:  # only a gradient that is new may share its memory
-            self._present = present
-            self.separate(seeds)
-
-    def _grads(self) -> GradientSum:
-        return list(map(_grad, self._parameters))
-
     def _coalesce(self) -> None:
         # A sparse gradient lists a row once for each use; its size is that of their sum.
         for parameter in self._parameters:
@@ -284,6 +286,9 @@ class Gradients:
             do='optimizer.zero_grad() after what left it; or Accumulator(..., on_stale="zero") '
             "where another loss is meant to pass through these parameters",
         )
+
+    def _mark(self, grads: GradientSum) -> list[int]:
+        return list(map(_version, grads)) if self._absent == 0 else _versions(grads)
 
     def _refuse_touched(self, grads: GradientSum) -> NoReturn:
         touched = next(

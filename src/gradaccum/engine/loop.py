@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import islice, starmap
+from itertools import islice
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from gradaccum.engine import state as states
 from gradaccum.engine.core import Core
 from gradaccum.engine.loss import Count, Loss, read_parts
-from gradaccum.engine.stream import Coming, ahead, windows
+from gradaccum.engine.stream import Coming, Place, overwritten, versions_of, windows
 from gradaccum.engine.window import Window
 from gradaccum.errors import LoopError, OpenWindowWarning
 from gradaccum.records import Update
@@ -19,7 +19,10 @@ __all__ = ["Loop", "Microbatch"]
 
 T = TypeVar("T")
 
-Gathering: TypeAlias = Callable[[Iterator[list[Any]]], Iterator[Coming[Any]]]
+Stage: TypeAlias = Literal["idle", "between", "ahead"]
+"""Where a loop stands in its loader: done, between two fetches, or with a batch fetched ahead."""
+
+Gathering: TypeAlias = Callable[[Iterator[list[Any]]], Iterator[Coming]]
 """Makes a window's micro-batches of all its batches."""
 
 
@@ -60,7 +63,9 @@ class Microbatch(Generic[T]):
                 terms, each divided by its own total.
             count: how many terms are in `loss` (tokens, pixels, samples): a number, or a tensor of
                 shape `()`. One on a device is never read, so it costs no wait.
-            reduction: `"mean"` if `loss` is the mean of its terms, as most criteria return.
+            reduction: `"mean"` if `loss` is the mean of its terms, as most criteria return. The
+                mean of no terms is NaN: it is left out where the host knows the count; where only
+                a device does, a sum is safe and a mean is not.
             retain_graph: keep the graph for another backward of your own.
 
         Raises:
@@ -130,7 +135,7 @@ class Loop:
     def __init__(self, core: Core, every: Callable[[], int]) -> None:
         self.core = core
         self.current: Microbatch[Any] | None = None
-        self.holds_batch = False
+        self.stage: Stage = "idle"
         self._every = every
         self._resumed = False
         self._random: dict[str, Any] | None = None
@@ -146,18 +151,18 @@ class Loop:
         """
         start = self._start(gathering is not None)
         if gathering is None:
-            coming = starmap(Coming, ahead(loader, self._closes, self._fetched))
+            coming = self._ahead(loader)
         else:
             coming = islice(gathering(windows(loader, self._every)), start, None)
         if start:
             coming = self._restoring(coming)
         micro: Microbatch[Any] | None = None
         try:
-            for item in coming:
-                window = self.core.window or self._open(item)
+            for batch, ends, padding, place in coming:
+                window = self.core.window or self._open(place)
                 index = window.microbatches + window.dropped
-                last = item.last or index + 1 >= window.expected
-                micro = Microbatch(self, item.batch, index, window.expected, last, item.padding)
+                last = ends or index + 1 >= window.expected
+                micro = Microbatch(self, batch, index, window.expected, last, padding)
                 self.current = micro
                 yield micro
                 if micro._state == "open" or self.current is not micro:
@@ -170,7 +175,7 @@ class Loop:
     def stand_aside(self) -> None:
         """A batch of its own is stepped: whatever a loop had in hand is over."""
         self.void()
-        self.holds_batch = False
+        self.stage = "idle"
         self._random = None
 
     def void(self) -> None:
@@ -182,7 +187,7 @@ class Loop:
         """Go on where a saved loop stood."""
         self.void()
         self._resumed = True
-        self.holds_batch = bool(state["holds_batch"])
+        self.stage = state["stage"]
         self._random = state["random"]
 
     def _start(self, gathers: bool) -> int:
@@ -204,27 +209,61 @@ class Loop:
             )
         return window.microbatches + window.dropped if gathers else 0
 
-    def _closes(self) -> bool:
-        """Whether the next micro-batch fills its window."""
-        window = self.core.window or self.core.open(self._every())
-        return window.microbatches + window.dropped + 1 >= window.expected
+    def _ahead(self, loader: Iterable[T]) -> Iterator[Coming]:
+        """Each batch with whether it is the last, known by fetching one ahead where that decides.
 
-    def _open(self, item: Coming[Any]) -> Window:
-        if item.position is None:
+        A window's last place needs to know nothing of what follows: the next batch is fetched
+        after its update, so a loader may make batches with the parameters of the moment.
+        """
+        iterator = iter(loader)
+        if self.stage == "between":
+            self._restore_random()  # making the iterator anew must not move the generators
+        held: list[T] = []
+        watched = 8  # a loader that overwrites its batches does so from the start
+        while True:
+            if not held:
+                try:
+                    held.append(next(iterator))
+                except StopIteration:
+                    self._restore_random()  # a finished loader was found empty
+                    self.stage = "idle"
+                    return
+                if self.stage == "ahead":
+                    self._restore_random()  # that batch had been fetched when the state was saved
+                self._random = None
+            batch = held.pop()
+            window = self.core.window or self.core.open(self._every())
+            if window.microbatches + window.dropped + 1 >= window.expected:
+                self.stage = "between"
+                yield batch, True, 0, None
+                continue
+            late: Exception | None = None
+            versions = versions_of(batch) if watched else []
+            try:
+                held.append(next(iterator))
+            except StopIteration:
+                pass
+            except Exception as error:  # noqa: BLE001 - the batch at hand is whole, and goes first
+                late = error
+            if watched:
+                watched -= 1
+                if versions_of(batch) != versions:
+                    raise overwritten()
+            self.stage = "ahead" if held else "idle"
+            yield batch, not held and late is None, 0, None
+            if late is not None:
+                raise late
+            if not held:
+                return
+
+    def _open(self, place: Place | None) -> Window:
+        if place is None:
             return self.core.open(self._every())
         # After a flush or discard in mid-window, what is left of its plan is a window of its own.
-        declared = item.declared if item.position == 0 else None
-        return self.core.open(item.size - item.position, declared, gathered=True)
+        declared = place.declared if place.position == 0 else None
+        return self.core.open(place.size - place.position, declared, gathered=True)
 
-    def _fetched(self, found: bool, held: bool) -> None:
-        # Fetching again the batch that was held when the state was saved, or finding a finished
-        # loader empty, must not move the random generators.
-        if self.holds_batch or not found:
-            self._restore_random()
-        self._random = None
-        self.holds_batch = held
-
-    def _restoring(self, coming: Iterator[Coming[Any]]) -> Iterator[Coming[Any]]:
+    def _restoring(self, coming: Iterator[Coming]) -> Iterator[Coming]:
         """After a resume inside a gathered window: gathering it again must draw nothing."""
         for item in coming:
             self._restore_random()

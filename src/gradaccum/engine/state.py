@@ -16,15 +16,15 @@ __all__ = ["VERSION", "load", "load_random", "save", "save_random"]
 
 VERSION = 1
 PARTS = {"version", "owner", "updates", "usual", "window", "gradients", "apart", "scaler"}
-PARTS |= {"random", "holds_batch"}
+PARTS |= {"random", "stage"}
 
 
-def save(core: Core, holds_batch: bool) -> dict[str, Any]:
+def save(core: Core, stage: str) -> dict[str, Any]:
     """Copy everything that a window half done consists of.
 
     Args:
         core: the open window and what surrounds it.
-        holds_batch: whether a loop has fetched a batch that it has not given out.
+        stage: where the loop stands in its loader.
     """
     window = core.sound_window() if core.window is not None else None
     scaler = core.scaling.scaler
@@ -38,7 +38,7 @@ def save(core: Core, holds_batch: bool) -> dict[str, Any]:
         "apart": {name: _copy(grads) for name, grads in core.apart.items()},
         "scaler": None if scaler is None else scaler.state_dict(),
         "random": save_random(),
-        "holds_batch": holds_batch,
+        "stage": stage,
     }
 
 

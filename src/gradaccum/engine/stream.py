@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -13,70 +12,36 @@ from gradaccum.errors import InputError, LoopError
 from gradaccum.planner.pack import plan
 from gradaccum.planner.split import Samples
 
-__all__ = ["Coming", "ahead", "counted", "read_counts", "regrouped", "windows"]
+__all__ = [
+    "Coming",
+    "Place",
+    "counted",
+    "overwritten",
+    "read_counts",
+    "regrouped",
+    "versions_of",
+    "windows",
+]
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Coming(Generic[T]):
-    """A micro-batch on its way to the loop."""
+class Place(NamedTuple):
+    """Where a micro-batch stands in a window whose batches were gathered first."""
 
-    batch: T
-    last: bool
-    """Whether it must end its window, because nothing follows or its plan is done."""
-    padding: int = 0
-    position: int | None = None
-    """Position in its window, where the window's batches were gathered first; else `None`."""
-    size: int = 0
-    """Micro-batches of a gathered window."""
-    declared: dict[str, Number] | None = None
-    """A gathered window's counts, where they are known ahead."""
+    position: int
+    """Position in its window, from 0."""
+
+    size: int
+    """Micro-batches of the window."""
+
+    declared: dict[str, Number] | None
+    """The window's counts, where they are known ahead."""
 
 
-def ahead(
-    loader: Iterable[T], closes: Callable[[], bool], fetched: Callable[[bool, bool], None]
-) -> Iterator[tuple[T, bool]]:
-    """Each batch with whether it is the last, known by fetching one ahead where that decides.
-
-    A window's last place needs to know nothing of what follows: the next batch is fetched after
-    its update, so a loader may make batches with the parameters of the moment.
-
-    Args:
-        loader: any iterable, with or without a length.
-        closes: whether the batch at hand fills its window.
-        fetched: told of each fetch, with whether there was a batch, and whether it is held ahead.
-    """
-    iterator = iter(loader)
-    held: list[T] = []
-    while True:
-        if not held:
-            try:
-                held.append(next(iterator))
-            except StopIteration:
-                fetched(False, False)
-                return
-            fetched(True, False)
-        batch = held.pop()
-        if closes():
-            yield batch, True
-            continue
-        late: Exception | None = None
-        versions = _versions(batch)
-        try:
-            held.append(next(iterator))
-        except StopIteration:
-            pass
-        except Exception as error:  # noqa: BLE001 - the batch at hand is whole: give it out first
-            late = error
-        if _versions(batch) != versions:
-            raise _overwritten()
-        fetched(bool(held), bool(held))
-        yield batch, not held and late is None
-        if late is not None:
-            raise late
-        if not held:
-            return
+Coming: TypeAlias = tuple[Any, bool, int, Place | None]
+"""A micro-batch on its way to the loop: its batch, whether it must end its window because nothing
+follows or its plan is done, its padded elements, and its place in a gathered window."""
 
 
 def windows(loader: Iterable[T], size: Callable[[], int]) -> Iterator[list[T]]:
@@ -94,17 +59,17 @@ def windows(loader: Iterable[T], size: Callable[[], int]) -> Iterator[list[T]]:
                 yield group
             raise
         group.append(batch)
-        versions.append(_versions(batch))
+        versions.append(versions_of(batch))
         if len(group) >= size():
-            if [_versions(one) for one in group] != versions:
-                raise _overwritten()
+            if [versions_of(one) for one in group] != versions:
+                raise overwritten()
             yield group
             group, versions = [], []
     if group:
         yield group
 
 
-def _versions(batch: object) -> list[int]:
+def versions_of(batch: object) -> list[int]:
     """Version counters of the tensors in a batch, as far as they lie open."""
     leaves: Iterable[object] = (batch,)
     if isinstance(batch, Mapping):
@@ -114,7 +79,8 @@ def _versions(batch: object) -> list[int]:
     return [x._version for x in leaves if isinstance(x, Tensor) and not x.is_inference()]
 
 
-def _overwritten() -> LoopError:
+def overwritten() -> LoopError:
+    """What to raise where a fetch changed the batch at hand."""
     return LoopError(
         "batch-overwritten",
         "The loader writes every batch into the same memory, so fetching one ahead changed the "
@@ -125,12 +91,12 @@ def _overwritten() -> LoopError:
     )
 
 
-def counted(groups: Iterator[list[T]], counts: Callable[[T], object]) -> Iterator[Coming[T]]:
+def counted(groups: Iterator[list[T]], counts: Callable[[T], object]) -> Iterator[Coming]:
     """Each of a window's batches is a micro-batch, and its counts are known ahead."""
     for group in groups:
         declared = read_counts([counts(batch) for batch in group])
         for i, batch in enumerate(group):
-            yield Coming(batch, i + 1 == len(group), 0, i, len(group), declared)
+            yield batch, i + 1 == len(group), 0, Place(i, len(group), declared)
 
 
 def regrouped(
@@ -138,7 +104,7 @@ def regrouped(
     samples_of: Callable[[list[Any]], Samples],
     budget: int,
     counts: Callable[[Any], object] | None,
-) -> Iterator[Coming[Any]]:
+) -> Iterator[Coming]:
     """A window's samples are regrouped by length into the micro-batches of a plan."""
     for group in groups:
         samples = samples_of(group)
@@ -147,8 +113,8 @@ def regrouped(
         declared = read_counts([counts(batch) for batch in group]) if counts else None
         for i, one in enumerate(chosen.microbatches):
             batch = samples.microbatch(one.indices, one.width)
-            last = i + 1 == len(chosen)
-            yield Coming(batch, last, one.padded - one.real, i, len(chosen), declared)
+            place = Place(i, len(chosen), declared)
+            yield batch, i + 1 == len(chosen), one.padded - one.real, place
 
 
 def read_counts(counts: list[Any]) -> dict[str, Number]:

@@ -58,13 +58,13 @@ class Term:
     """The gradient that entered its last loss, kept because most micro-batches share it."""
 
     seed_for: Count | None = None
-    """The numerator of `seed`."""
+    """The count of the mean that `seed` was for; `None` for a sum."""
 
     def fits(self, part: Part) -> bool:
         """Whether `seed` is that of `part`."""
         if self.seed is None or self.seed.dtype != part.loss.dtype:
             return False
-        above = part.count if part.mean else 1
+        above = part.count if part.mean else None
         if isinstance(above, Tensor) or isinstance(self.seed_for, Tensor):
             return self.seed_for is above
         return self.seed_for == above
@@ -116,7 +116,7 @@ class Window:
         for name, loss, count, mean in parts:
             term = self.terms[name]
             term.count = term.count + count
-            if term.alike and (isinstance(count, Tensor) or count != term.first):
+            if count is not term.first and (isinstance(count, Tensor) or count != term.first):
                 term.alike = False
             # `tolist` reads the CPU's memory as it is: no operator, no wait.
             value: Any = loss.tolist() if loss.is_cpu else loss.detach().to(_wide(loss))
@@ -133,8 +133,6 @@ class Window:
             last: whether it is the window's last one, so that its count is all there is to come.
             before: what the window before found usual, by term.
         """
-        if len(parts) == 1 and parts[0].name in self.terms:
-            return []
         new = [part for part in parts if part.name not in self.terms]
         if new and self.terms and ("" in self.terms) != (new[0].name == ""):
             raise InputError(
@@ -150,17 +148,19 @@ class Window:
             elif last:
                 provisional = _positive(part.count)
             else:
-                provisional = self._guess(part.count, before.get(part.name, Usual(0, False)))
-            self.terms[part.name] = Term(provisional, 0.0, part.count)
+                provisional = self._guess(part.count, before.get(part.name))
+            alike = not isinstance(part.count, Tensor)
+            self.terms[part.name] = Term(provisional, 0.0, part.count, alike)
         return [part.name for part in new]
 
-    def _guess(self, first: Count, before: Usual) -> Count:
+    def _guess(self, first: Count, before: Usual | None) -> Count:
+        rest = max(self.expected - self.microbatches, 1)
         # A first micro-batch far smaller than usual would leave the running gradient far above the
         # size of a mean, and out of fp16's range.
-        guess = _positive(_larger(first, before.count)) * max(self.expected - self.microbatches, 1)
+        guess = _positive(first if before is None else _larger(first, before.count)) * rest
         # Counts that are all alike make this the true denominator. Where they are not it is only
         # a size, and dividing by a power of two rounds nothing.
-        return guess if before.alike else _power_of_two(guess)
+        return guess if before is not None and before.alike else _power_of_two(guess)
 
     def totals(self, parts: list[Part]) -> dict[str, Count]:
         """Each term's count once `parts` are added."""
