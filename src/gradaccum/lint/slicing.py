@@ -1,0 +1,207 @@
+"""Which statements of a file can matter to a gradient, so that the rest is never walked."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from gradaccum.lint.program import Module
+
+__all__ = ["CORE", "Slice", "slice_module"]
+
+CORE = frozenset(
+    {
+        "accumulate", "backward", "clip_grad_norm", "clip_grad_norm_", "clip_grad_value_",
+        "clip_gradients", "manual_backward", "no_backward_sync", "no_sync",
+        "register_post_accumulate_grad_hook", "require_backward_grad_sync", "scale_loss", "step",
+        "unscale_", "zero_grad",
+    }
+)  # fmt: skip
+"""Names whose call makes a function worth walking."""
+
+SIDE = frozenset(
+    {
+        "add_", "append", "data", "div_", "eval", "grad", "inference_mode", "mul_", "no_grad",
+        "register_hook", "requires_grad", "requires_grad_", "set_grad_enabled", "sub_", "train",
+        "update",
+    }
+)  # fmt: skip
+"""Names that matter where a walk comes by, but do not call for one."""
+
+_HEADERS = {
+    ast.If: ("test",),
+    ast.While: ("test",),
+    ast.For: ("target", "iter"),
+    ast.AsyncFor: ("target", "iter"),
+    ast.With: ("items",),
+    ast.AsyncWith: ("items",),
+    ast.Match: ("subject",),
+    ast.Try: (),
+}
+_NESTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_EXITS = (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.Global, ast.Nonlocal)
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    node: ast.stmt
+    targets: frozenset[str]
+    names: frozenset[str]
+    children: list[_Row]
+    function: str = ""
+
+
+class Slice:
+    """What of one file is walked, and which calls lie under each statement."""
+
+    def __init__(self) -> None:
+        self.keep: set[int] = set()
+        self.mentions: dict[int, frozenset[str]] = {}
+        self.functions: dict[str, frozenset[str]] = {}
+
+
+def slice_module(module: Module) -> Slice:
+    """Slice `module` backwards from its training calls."""
+    found = Slice()
+    rows: list[_Row] = []
+    top = [_row(node, rows, "") for node in module.tree.body]
+    calls = _function_calls(rows, found)
+    for row in top:
+        _mention(row, found, calls)
+    needed = _needed(rows, found)
+    for row in reversed(rows):  # children come after their parents
+        wanted = (
+            isinstance(row.node, (*_EXITS, *_NESTS, ast.Import, ast.ImportFrom))
+            or bool(row.targets & needed)
+            or bool(found.mentions[id(row.node)])
+            or any(id(child.node) in found.keep for child in row.children)
+        )
+        if wanted:
+            found.keep.add(id(row.node))
+    return found
+
+
+def _row(node: ast.stmt, rows: list[_Row], function: str) -> _Row:
+    row = _Row(node, frozenset(), frozenset(), [], function)
+    rows.append(row)
+    if isinstance(node, _NESTS):
+        heads: list[ast.AST] = list(node.decorator_list)
+        inner = node.name
+    else:
+        fields = _HEADERS.get(type(node))
+        if fields is None:
+            heads = [node]
+        else:
+            heads = []
+            for name in fields:
+                value = getattr(node, name)
+                heads.extend(value if isinstance(value, list) else [value])
+        inner = function
+    targets, names = _identifiers(heads)
+    row.targets, row.names = frozenset(targets), frozenset(names)
+    for name in ("body", "orelse", "finalbody"):
+        for child in getattr(node, name, None) or ():
+            if isinstance(child, ast.stmt):
+                row.children.append(_row(child, rows, inner))
+    for handler in getattr(node, "handlers", ()):
+        row.children.extend(_row(child, rows, inner) for child in handler.body)
+    for case in getattr(node, "cases", ()):
+        row.children.extend(_row(child, rows, inner) for child in case.body)
+    return row
+
+
+def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str]]:
+    targets: set[str] = set()
+    names: set[str] = set()
+    stack = list(heads)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Name):
+            (names if isinstance(node.ctx, ast.Load) else targets).add(node.id)
+        elif isinstance(node, ast.Attribute):
+            (names if isinstance(node.ctx, ast.Load) else targets).add(node.attr)
+            stack.append(node.value)
+            continue
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            inner = node.value
+            while isinstance(inner, ast.Subscript):
+                inner = inner.value
+            if isinstance(inner, ast.Name):
+                targets.add(inner.id)
+            elif isinstance(inner, ast.Attribute):
+                targets.add(inner.attr)
+        elif isinstance(node, ast.AugAssign):
+            names.update(_identifiers([_loaded(node.target)])[1])
+        elif isinstance(node, (ast.Constant, ast.JoinedStr)):
+            continue
+        stack.extend(ast.iter_child_nodes(node))
+    return targets, names
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    if isinstance(target, ast.Name):
+        return ast.Name(target.id, ast.Load())
+    if isinstance(target, ast.Attribute):
+        return ast.Attribute(target.value, target.attr, ast.Load())
+    return target
+
+
+def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]:
+    own: dict[str, set[str]] = {}
+    uses: dict[str, set[str]] = {}
+    for row in rows:
+        if isinstance(row.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            own.setdefault(row.node.name, set())
+            uses.setdefault(row.node.name, set())
+    for row in rows:
+        if row.function in own:
+            own[row.function].update((row.names | row.targets) & CORE)
+            uses[row.function].update(row.names & own.keys())
+    changed = True
+    while changed:
+        changed = False
+        for name, called in uses.items():
+            before = len(own[name])
+            for other in called:
+                own[name] |= own[other]
+            changed |= len(own[name]) != before
+    found.functions = {name: frozenset(events) for name, events in own.items()}
+    return found.functions
+
+
+def _mention(row: _Row, found: Slice, calls: dict[str, frozenset[str]]) -> frozenset[str]:
+    events = set((row.names | row.targets) & (CORE | SIDE))
+    for name in row.names & calls.keys():
+        events |= calls[name]
+    nested = isinstance(row.node, _NESTS)
+    for child in row.children:
+        inner = _mention(child, found, calls)
+        if not nested:
+            events |= inner
+    found.mentions[id(row.node)] = frozenset(events)
+    return found.mentions[id(row.node)]
+
+
+def _needed(rows: list[_Row], found: Slice) -> set[str]:
+    needed: set[str] = set()
+    for row in rows:
+        if found.mentions[id(row.node)]:
+            needed |= row.names
+    pending = True
+    waiting = rows
+    while pending:
+        pending = False
+        left: list[_Row] = []
+        for row in waiting:
+            wanted = (
+                row.function in needed
+                if isinstance(row.node, ast.Return)
+                else bool(row.targets & needed) or any(child.targets & needed for child in row.children)
+            )
+            if not wanted:
+                left.append(row)
+            elif not row.names <= needed:
+                needed |= row.names
+                pending = True
+        waiting = left
+    return needed

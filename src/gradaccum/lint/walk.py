@@ -1,0 +1,580 @@
+"""Walk one training loop with small numbers in place of unknown ones, and note what happens when.
+
+Nothing is run: statements are interpreted over values.py. A condition that cannot be evaluated is
+decided once per walk and the other way in another walk, so that a walk is always one consistent
+configuration of the script.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from gradaccum.lint.evaluate import assign, evaluate, text
+from gradaccum.lint.program import Module, Program
+from gradaccum.lint.slicing import CORE, Slice, slice_module
+from gradaccum.lint.trace import Event, Loop, Trace
+from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value, varies
+
+__all__ = ["Exhausted", "Frame", "Walker"]
+
+WINDOW = 3
+"""Micro-batches that an unknown window length stands for."""
+LENGTH = 8
+"""Batches that a loader of unknown length stands for: no multiple of the window, so a tail shows."""
+LONG = 11
+"""The same where the window is written out as 4 to 8."""
+OUTER = 2
+EXACT = 16
+"""Literal lengths up to this one are walked as they are."""
+DEPTH = 12
+
+
+class Exhausted(Exception):
+    """The walk grew past its budget; what was seen until then stands."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One loop that is being walked."""
+
+    node: ast.AST
+    entry: int
+    index: int = 0
+    last: bool = False
+
+
+@dataclass(slots=True)
+class Walker:
+    """One walk from one root."""
+
+    program: Program
+    choices: list[bool]
+    known: dict[str, float]
+    """Symbols that an earlier walk found to count something, with the numbers chosen for them."""
+    budget: int = 12_000
+    trace: Trace = field(default_factory=Trace)
+    order: list[str] = field(default_factory=list)
+    loops: list[Frame] = field(default_factory=list)
+    contexts: list[tuple[str, Value]] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
+    calls: list[ast.AST] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    visited: set[int] = field(default_factory=set)
+    globals: dict[str, Env] = field(default_factory=dict)
+    slices: dict[str, Slice] = field(default_factory=dict)
+    clock: int = 0
+    sync: bool = True
+    accumulations: int = 0
+    driver: Frame | None = None
+    hooks: list[tuple[Func, Thing]] = field(default_factory=list)
+    """Hooks that run in every backward, with the parameter they stand on."""
+    result: Value = None
+    stack: list[ast.AST] = field(default_factory=list)
+
+    # -- what the evaluator needs -------------------------------------------------------------
+
+    def note(
+        self,
+        kind: str,
+        node: ast.AST,
+        thing: Thing | None = None,
+        tensor: Tensor | None = None,
+        *flags: str,
+    ) -> None:
+        """Record one event here and now."""
+        names = {name for name, _ in self.contexts}
+        event = Event(
+            kind,
+            node,
+            self.paths[-1],
+            tuple(Loop(frame.node, frame.entry, frame.index) for frame in self.loops),
+            thing,
+            tensor,
+            frozenset((*flags, *names)),
+            tuple(self.unsure),
+            tuple(self.calls),
+        )
+        self.trace.events.append(event)
+
+    def tick(self) -> int:
+        """A number that never comes again in this walk."""
+        self.clock += 1
+        return self.clock
+
+    def inside(self, name: str) -> bool:
+        """Whether a context of that name is open."""
+        return any(context == name for context, _ in self.contexts)
+
+    def symbol(self, key: str, value: float | None = None) -> Num:
+        """The number chosen for `key`, the same in all walks of this root."""
+        if key not in self.known:
+            used = {number for name, number in self.known.items() if name != "length"}
+            free = [number for number in (WINDOW, 2, 5, 4, 7) if number not in used]
+            self.known[key] = value if value is not None else (free[0] if free else WINDOW)
+        self.trace.exact = False
+        return Num(self.known[key], frozenset((key,)))
+
+    def decide(self, key: str, changes: bool) -> bool:
+        """How an unknown condition is taken in this walk."""
+        if key in self.trace.decisions:
+            return self.trace.decisions[key][0]
+        position = len(self.order)
+        choice = self.choices[position] if position < len(self.choices) else True
+        self.order.append(key)
+        self.trace.decisions[key] = (choice, changes)
+        return choice
+
+    def module_slice(self, module: Module) -> Slice:
+        """The slice of a file, made once for all walks of a root."""
+        found = self.slices.get(module.path)
+        if found is None:
+            found = self.slices[module.path] = slice_module(module)
+        return found
+
+    def scope(self, module: Module) -> Env:
+        """The top-level names of a file."""
+        env = self.globals.get(module.path)
+        if env is None:
+            env = self.globals[module.path] = Env({}, None, module)
+        return env
+
+    # -- statements ---------------------------------------------------------------------------
+
+    def block(self, body: list[ast.stmt], env: Env) -> str:
+        """Walk statements; returns how they were left: '', 'break', 'continue' or 'return'."""
+        keep = self.module_slice(env.module).keep
+        for node in body:
+            if id(node) not in keep:
+                continue
+            self.budget -= 1
+            if self.budget < 0:
+                raise Exhausted
+            handler = _HANDLERS.get(type(node))
+            if handler is not None:
+                signal = handler(self, node, env)
+                if signal:
+                    return signal
+        return ""
+
+    def function(self, func: Func, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Walk a call of a function whose source we have."""
+        node = func.node
+        if len(self.stack) >= DEPTH or node in self.stack:
+            return Thing("unknown", f"{getattr(node, 'name', 'lambda')}()", bool(self.loops))
+        env = Env({}, func.env, func.module)
+        _bind(self, func, env, [*func.bound, *args], {**func.bound_kw, **kwargs})
+        self.visited.add(id(node))
+        self.stack.append(node)
+        self.paths.append(func.module.path)
+        mark = len(self.contexts)
+        try:
+            if isinstance(node, ast.Lambda):
+                return evaluate(self, env, node.body)
+            for decorator in node.decorator_list:
+                name = text(decorator).split("(")[0].split(".")[-1]
+                if name in ("no_grad", "inference_mode"):
+                    self.contexts.append((name, None))
+            self.result = None
+            self.block(node.body, env)
+            value, self.result = self.result, None
+            return value
+        finally:
+            del self.contexts[mark:]
+            self.stack.pop()
+            self.paths.pop()
+
+
+def _bind(
+    walker: Walker, func: Func, env: Env, args: list[Value], kwargs: dict[str, Value]
+) -> None:
+    spec = func.node.args
+    names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+    if func.owner is not None and names:
+        args = [func.owner, *args]
+    defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
+    for arg, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
+        names.append(arg.arg)
+        if default is not None:
+            defaults[arg.arg] = default
+    positional = len(spec.posonlyargs) + len(spec.args)
+    for index, name in enumerate(names):
+        if name in kwargs:
+            env.names[name] = kwargs[name]
+        elif index < min(len(args), positional):
+            env.names[name] = args[index]
+        elif name in defaults:
+            env.names[name] = evaluate(walker, func.env, defaults[name])
+        else:
+            env.names[name] = Thing("unknown", name, depth=len(walker.loops))
+    if spec.vararg:
+        env.names[spec.vararg.arg] = Seq(list(args[positional:]), open=not args[positional:])
+    if spec.kwarg:
+        rest = {name: value for name, value in kwargs.items() if name not in names}
+        env.names[spec.kwarg.arg] = Thing("unknown", spec.kwarg.arg, attrs=rest)
+
+
+def _expr(walker: Walker, node: ast.Expr, env: Env) -> str:
+    evaluate(walker, env, node.value)
+    return ""
+
+
+def _assign(walker: Walker, node: ast.Assign, env: Env) -> str:
+    first = node.targets[0]
+    if isinstance(node.value, ast.BinOp) and len(node.targets) == 1 and _same(first, node.value):
+        from gradaccum.lint.arithmetic import augment  # noqa: PLC0415 - they need each other
+
+        spelled = ast.AugAssign(node.targets[0], node.value.op, node.value.right)
+        augment(walker, ast.copy_location(spelled, node), env, node)
+        return ""
+    value = evaluate(walker, env, node.value)
+    for target in node.targets:
+        assign(walker, env, target, value)
+    return ""
+
+
+def _same(target: ast.expr, value: ast.BinOp) -> bool:
+    """Whether `x = x + y` is written for `x += y`."""
+    plain = isinstance(target, (ast.Name, ast.Attribute))
+    return plain and isinstance(value.left, type(target)) and text(target) == text(value.left)
+
+
+def _ann_assign(walker: Walker, node: ast.AnnAssign, env: Env) -> str:
+    if node.value is not None:
+        assign(walker, env, node.target, evaluate(walker, env, node.value))
+    return ""
+
+
+def _aug_assign(walker: Walker, node: ast.AugAssign, env: Env) -> str:
+    from gradaccum.lint.arithmetic import augment  # noqa: PLC0415 - they need each other
+
+    augment(walker, node, env)
+    return ""
+
+
+def _return(walker: Walker, node: ast.Return, env: Env) -> str:
+    value = evaluate(walker, env, node.value) if node.value is not None else None
+    walker.result = value
+    return "return"
+
+
+def _define(walker: Walker, node: ast.FunctionDef, env: Env) -> str:
+    env.set(node.name, Func(node, env, env.module))
+    return ""
+
+
+def _class(walker: Walker, node: ast.ClassDef, env: Env) -> str:
+    env.set(node.name, Class(node, env, env.module))
+    return ""
+
+
+def _import(walker: Walker, node: ast.Import | ast.ImportFrom, env: Env) -> str:
+    for alias in node.names:
+        name = alias.asname or alias.name.split(".")[0]
+        env.names.pop(name, None)  # the file's table of imports answers from here on
+    return ""
+
+
+def _global(walker: Walker, node: ast.Global, env: Env) -> str:
+    for name in node.names:
+        env.outer[name] = walker.scope(env.module)
+    return ""
+
+
+def _nonlocal(walker: Walker, node: ast.Nonlocal, env: Env) -> str:
+    for name in node.names:
+        found = env.parent.find(name) if env.parent else None
+        if found is not None:
+            env.outer[name] = found
+    return ""
+
+
+def _if(walker: Walker, node: ast.If, env: Env) -> str:
+    value = truth(walker, env, node.test, node)
+    if isinstance(value, bool):
+        return walker.block(node.body if value else node.orelse, env)
+    key, changes, positive = value
+    found = walker.module_slice(env.module)
+    if _only_leaves(node.body, found):
+        return walker.block(node.orelse, env)
+    if node.orelse and _only_leaves(node.orelse, found):
+        return walker.block(node.body, env)
+    if not found.mentions[id(node)] & CORE and not _binds(node, found):
+        walker.unsure.append("?" + key)
+        try:
+            signal = walker.block(node.body, env)
+            return "" if signal else walker.block(node.orelse, env)
+        finally:
+            walker.unsure.pop()
+    taken = walker.decide(key, changes) == positive
+    walker.unsure.append(key)
+    try:
+        return walker.block(node.body if taken else node.orelse, env)
+    finally:
+        walker.unsure.pop()
+
+
+def _only_leaves(body: list[ast.stmt], found: Slice) -> bool:
+    """Whether a branch does nothing but leave: an early stop, which says nothing of the loop."""
+    kept = [node for node in body if id(node) in found.keep]
+    return (
+        bool(kept)
+        and isinstance(kept[-1], (ast.Return, ast.Break, ast.Continue, ast.Raise))
+        and not any(found.mentions[id(node)] & CORE for node in kept)
+    )
+
+
+def _binds(node: ast.If, found: Slice) -> bool:
+    return any(
+        id(child) in found.keep and not isinstance(child, ast.Expr)
+        for child in (*node.body, *node.orelse)
+    )
+
+
+def truth(
+    walker: Walker, env: Env, test: ast.expr, around: ast.AST | None = None
+) -> bool | tuple[str, bool, bool]:
+    """A condition's value; else the key of the decision, whether it changes, and its sense."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        value = truth(walker, env, test.operand, around)
+        if isinstance(value, bool):
+            return not value
+        return value[0], value[1], not value[2]
+    if isinstance(test, ast.BoolOp):
+        wanted = isinstance(test.op, ast.Or)
+        open_: tuple[str, bool, bool] | None = None
+        for operand in test.values:
+            value = truth(walker, env, operand, around)
+            if value is wanted:
+                return wanted
+            if not isinstance(value, bool):
+                open_ = value if open_ is None else _joined(open_, value)
+        return open_ if open_ is not None else not wanted
+    from gradaccum.lint.arithmetic import condition  # noqa: PLC0415 - they need each other
+
+    return condition(walker, env, test, around)
+
+
+def _joined(left: tuple[str, bool, bool], right: tuple[str, bool, bool]) -> tuple[str, bool, bool]:
+    names = (f"{'' if positive else 'not '}{key}" for key, _, positive in (left, right))
+    return " and/or ".join(names), left[1] or right[1], True
+
+
+def _for(walker: Walker, node: ast.For, env: Env) -> str:
+    iterable = evaluate(walker, env, node.iter)
+    items = elements(walker, node, iterable, env)
+    return _loop(walker, node, env, items, lambda item: assign(walker, env, node.target, item))
+
+
+def _loop(
+    walker: Walker,
+    node: ast.For | ast.While,
+    env: Env,
+    items: Iterator[tuple[Value, bool]],
+    bind: Callable[[Value], None],
+) -> str:
+    frame = Frame(node, walker.tick())
+    walker.loops.append(frame)
+    try:
+        for index, (item, last) in enumerate(items):
+            frame.index, frame.last = index, last
+            bind(item)
+            signal = walker.block(node.body, env)
+            if signal == "break":
+                return ""
+            if signal == "return":
+                return signal
+    finally:
+        walker.loops.pop()
+    return walker.block(node.orelse, env)
+
+
+def trips(walker: Walker, node: ast.AST, module: Module) -> int:
+    """How often a loop of unknown length is walked."""
+    found = walker.module_slice(module)
+    body: list[ast.stmt] = getattr(node, "body", [])
+    direct: set[str] = set()
+    for child in body:
+        direct |= found.mentions.get(id(child), frozenset())
+    if not direct & {"backward", "manual_backward", "step"}:
+        return 1
+    for child in _loops_below(body):
+        below = found.mentions.get(id(child), frozenset())
+        if below & {"backward", "manual_backward"}:
+            return OUTER
+    if direct & {"backward", "manual_backward"} and "step" not in direct:
+        return WINDOW
+    return int(walker.known.get("length", LENGTH))
+
+
+def _loops_below(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    for child in body:
+        if isinstance(child, (ast.For, ast.While, ast.AsyncFor)):
+            yield child
+        elif not isinstance(child, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            for name in ("body", "orelse", "finalbody"):
+                yield from _loops_below(getattr(child, name, None) or [])
+            for case in getattr(child, "cases", ()):
+                yield from _loops_below(case.body)
+
+
+def elements(
+    walker: Walker, node: ast.AST, value: Value, env: Env
+) -> Iterator[tuple[Value, bool]]:
+    """The items that a loop walks over, each with whether it is the last."""
+    if isinstance(value, Thing) and value.kind == "enumerate":
+        start = value.args[1] if len(value.args) > 1 else Num(0)
+        first = int(start.value) if isinstance(start, Num) else 0
+        for index, (item, last) in enumerate(elements(walker, node, value.args[0], env)):
+            yield Seq([Num(first + index, frozenset(), True), item]), last
+        return
+    if isinstance(value, Thing) and value.kind == "zip":
+        columns = [list(elements(walker, node, part, env)) for part in value.args]
+        rows = list(zip(*columns, strict=False))
+        for row in rows:
+            yield Seq([item for item, _ in row]), row is rows[-1]
+        return
+    if isinstance(value, Thing) and value.kind == "wrapped":
+        yield from elements(walker, node, value.args[0], env)
+        return
+    if isinstance(value, Thing) and value.kind == "range":
+        yield from _range(walker, node, value, env)
+        return
+    if isinstance(value, Seq) and not value.open and len(value.items) <= EXACT:
+        for index, item in enumerate(value.items):
+            yield item, index == len(value.items) - 1
+        return
+    if isinstance(value, Thing) and value.kind in ("params", "param_groups"):
+        yield Thing("param", f"{value.key}[i]", True, models=value.models, args=(value,)), True
+        return
+    count = trips(walker, node, env.module)
+    if isinstance(value, Tensor) and value.flags & {"literal"}:
+        count = LENGTH
+    key = value.key if isinstance(value, Thing) else "item"
+    for index in range(count):
+        yield Thing("unknown", f"{key}[{index}]", True, depth=len(walker.loops)), index == count - 1
+
+
+def _range(
+    walker: Walker, node: ast.AST, value: Thing, env: Env
+) -> Iterator[tuple[Value, bool]]:
+    bounds = list(value.args)
+    numbers = [int(bound.value) for bound in bounds if isinstance(bound, Num)]
+    if len(numbers) == len(bounds) and bounds:
+        try:
+            exact = range(*numbers)
+        except (TypeError, ValueError):
+            exact = range(0)
+        if len(exact) <= EXACT:
+            for index in exact:
+                yield Num(index, frozenset(), True), index == exact[-1]
+            return
+    count = trips(walker, node, env.module)
+    stop = bounds[min(1, len(bounds) - 1)] if bounds else None
+    if count == WINDOW and isinstance(stop, Thing):
+        chosen = walker.symbol(stop.key)
+        walker.trace.window_keys.add(stop.key)
+        count = int(chosen.value)
+    start = numbers[0] if len(bounds) > 1 and isinstance(bounds[0], Num) else 0
+    for index in range(count):
+        yield Num(start + index, frozenset(), True), index == count - 1
+
+
+def _while(walker: Walker, node: ast.While, env: Env) -> str:
+    def items() -> Iterator[tuple[Value, bool]]:
+        limit = trips(walker, node, env.module)
+        count = 0
+        while count < 4 * EXACT:
+            value = truth(walker, env, node.test, node)
+            if value is False:
+                return
+            if (value is not True or _endless(node)) and count >= limit:
+                return
+            count += 1
+            yield None, False
+
+    return _loop(walker, node, env, items(), lambda _: None)
+
+
+def _endless(node: ast.While) -> bool:
+    return isinstance(node.test, ast.Constant)
+
+
+def _with(walker: Walker, node: ast.With, env: Env) -> str:
+    from gradaccum.lint.effects import enter  # noqa: PLC0415 - they need each other
+
+    mark = len(walker.contexts)
+    try:
+        for item in node.items:
+            value = evaluate(walker, env, item.context_expr)
+            bound = enter(walker, value, item.context_expr)
+            if item.optional_vars is not None:
+                assign(walker, env, item.optional_vars, bound)
+        return walker.block(node.body, env)
+    finally:
+        del walker.contexts[mark:]
+
+
+def _try(walker: Walker, node: ast.Try, env: Env) -> str:
+    signal = walker.block(node.body, env) or walker.block(node.orelse, env)
+    return walker.block(node.finalbody, env) or signal
+
+
+def _match(walker: Walker, node: ast.Match, env: Env) -> str:
+    subject = evaluate(walker, env, node.subject)
+    for case in node.cases:
+        pattern = case.pattern
+        fits: bool | None = None
+        if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
+            fits = True
+            if pattern.name:
+                env.set(pattern.name, subject)
+        elif isinstance(pattern, ast.MatchValue):
+            wanted = evaluate(walker, env, pattern.value)
+            if isinstance(subject, Num) and isinstance(wanted, Num):
+                fits = subject.value == wanted.value
+            elif isinstance(subject, (str, bool)) and type(subject) is type(wanted):
+                fits = subject == wanted
+        elif isinstance(pattern, ast.MatchSingleton) and not isinstance(subject, Thing):
+            fits = subject is pattern.value
+        if fits is False:
+            continue
+        if fits is None:
+            name = subject.key if isinstance(subject, Thing) else text(node.subject)
+            fits = walker.decide(f"{name} matches {ast.dump(pattern)}", varies(subject))
+        if fits and case.guard is not None:
+            guard = truth(walker, env, case.guard)
+            fits = guard if isinstance(guard, bool) else walker.decide(*guard[:2]) == guard[2]
+        if fits:
+            return walker.block(case.body, env)
+    return ""
+
+
+_HANDLERS: dict[type[ast.AST], Callable[..., str]] = {
+    ast.Expr: _expr,
+    ast.Assign: _assign,
+    ast.AnnAssign: _ann_assign,
+    ast.AugAssign: _aug_assign,
+    ast.Return: _return,
+    ast.Raise: lambda *_: "return",
+    ast.Break: lambda *_: "break",
+    ast.Continue: lambda *_: "continue",
+    ast.FunctionDef: _define,
+    ast.AsyncFunctionDef: _define,
+    ast.ClassDef: _class,
+    ast.Import: _import,
+    ast.ImportFrom: _import,
+    ast.Global: _global,
+    ast.Nonlocal: _nonlocal,
+    ast.If: _if,
+    ast.For: _for,
+    ast.AsyncFor: _for,
+    ast.While: _while,
+    ast.With: _with,
+    ast.AsyncWith: _with,
+    ast.Try: _try,
+    ast.Match: _match,
+}
+if hasattr(ast, "TryStar"):
+    _HANDLERS[ast.TryStar] = _try
