@@ -194,7 +194,7 @@ def augment(
         if spelled is not None:
             if reads and current.kind == "param" and isinstance(node.target, ast.Name):
                 walker.note("rebind", spelled, current)
-        elif reads or current.kind == "param":
+        elif reads or current.kind == "param" or walker.inside("hook"):
             flags = [*current.uses & {"data"}, *(["grad"] if reads else [])]
             hooked = walker.inside("hook") and "data" not in current.uses and not reads
             walker.note("param_write", node, current, None, "augmented", *flags)

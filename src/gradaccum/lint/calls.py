@@ -83,6 +83,8 @@ def _method(
                 if receiver.kind == "model" and isinstance(result, Thing):
                     return effects.forward(walker, node, receiver, tensors([*args, result]), result)
                 return result
+        if receiver.kind == "leaf" and name not in effects.OF_LEAF:
+            return effects.tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
         handler = effects.METHODS.get(name)
         if handler is not None:
             return handler(walker, node, receiver, args, kwargs)
@@ -94,12 +96,8 @@ def _method(
 def _enter(
     walker: Walker, node: ast.Call, func: Func, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
-    walker.calls.append(node)
     walker.budget -= 1
-    try:
-        return walker.function(func, args, kwargs)
-    finally:
-        walker.calls.pop()
+    return walker.function(func, args, kwargs)
 
 
 def apply(
@@ -110,6 +108,9 @@ def apply(
         return _enter(walker, node, target, args, kwargs)
     if isinstance(target, Class):
         return instantiate(walker, node, target, args, kwargs)
+    if isinstance(target, Tensor):
+        return effects.forward(walker, node, effects.alias(walker, target),
+                               tensors([*args, *kwargs.values()]))  # fmt: skip
     if isinstance(target, Thing):
         if target.kind == "external":
             return library.external_call(walker, node, target.key, args, kwargs)
@@ -199,13 +200,13 @@ def unknown_call(
     parts = tensors(values)
     callers = library.models_of([value for value in values if isinstance(value, Thing)])
     if not isinstance(node.func, ast.Attribute) and isinstance(target, Thing):
-        if target.kind == "unknown" and "data" not in target.uses:
+        if target.kind == "unknown" and (walker.loops or parts):
             return effects.forward(walker, node, target, parts)
     if parts or callers:
         made = merged(parts, node) if parts else Tensor(made=node)
         flags = made.flags - {"detached", "item", "sum"}
         forwards = made.forwards or frozenset((walker.tick(),))
-        quiet = walker.inside("no_grad") or walker.inside("inference_mode")
+        quiet = walker.quiet()
         return replace(made, models=made.models | callers, graph=not quiet, forwards=forwards,
                        flags=flags | ({"blind"} if quiet else set()))  # fmt: skip
     return _opaque(walker, node, args)

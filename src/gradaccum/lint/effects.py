@@ -15,9 +15,12 @@ from gradaccum.lint.values import Class, Func, Num, Seq, Tensor, Thing, Value
 if TYPE_CHECKING:
     from gradaccum.lint.walk import Walker
 
-__all__ = ["METHODS", "PLAIN", "backward", "enter", "escapes", "forward", "leaf", "tensor_method"]
+__all__ = ["METHODS", "OF_LEAF", "PLAIN", "alias", "backward", "enter", "escapes", "forward", "leaf",
+           "tensor_method"]
 
 Handler = Callable[["Walker", ast.Call, Thing, list[Value], dict[str, Value]], Value]
+
+_OWNED = frozenset({"optimizer", "model", "scaler", "params"})
 
 PLAIN = frozenset(
     {
@@ -43,17 +46,25 @@ def leaf(thing: Thing) -> Tensor:
     return Tensor(frozenset((thing,)), flags=frozenset(("leaf",)))
 
 
+def alias(walker: Walker, tensor: Tensor) -> Thing:
+    """What turned out to be an object and not a tensor, because its methods say so."""
+    if id(tensor) not in walker.aliases:
+        made = Thing("unknown", "made", depth=len(walker.loops), models=tensor.models)
+        walker.aliases[id(tensor)] = (tensor, made)
+    return walker.aliases[id(tensor)][1]
+
+
 def forward(
     walker: Walker, node: ast.AST, model: Thing, parts: list[Tensor], result: Value = None
 ) -> Tensor:
     """A call of a model: its output depends on it and on what went in."""
-    quiet = walker.inside("no_grad") or walker.inside("inference_mode")
+    quiet = walker.quiet()
     made = merged(parts, node) if parts else Tensor(made=node)
     walker.note("forward", node, model, None)
     model.uses.add("called")
     flags = made.flags - {"detached", "item", "sum", "leaf", "cat", "unsynced", "blind"}
     if quiet:
-        flags |= {"inference"} if walker.inside("inference_mode") else {"blind"}
+        flags |= {"inference"} if quiet == "inference_mode" else {"blind"}
     if walker.inside("no_sync"):
         flags |= {"unsynced"}
     return Tensor(
@@ -106,6 +117,7 @@ def _backward(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value]
     if not args or (receiver.kind in ("unknown", "grad") and not isinstance(args[0], (Tensor, Seq))
                     and not receiver.uses & {"step", "accumulate", "called", "prepare"}
                     and "gradient" not in kwargs and _looks_like_tensor(args[0])):  # fmt: skip
+        receiver.uses.add("differentiated")
         backward(walker, node, _as_loss(receiver), None, kwargs)
         return None
     loss = _as_loss(args[0])
@@ -373,6 +385,12 @@ METHODS: dict[str, Handler] = {
     "load_state_dict": _load,
 }
 
+_OBJECT = frozenset({"zero_grad", "parameters", "named_parameters", "step", "train", "eval"})
+OF_LEAF = frozenset(
+    {"backward", "mul_", "div_", "add_", "sub_", "addcmul_", "copy_", "zero_", "register_hook",
+     "requires_grad_", "register_post_accumulate_grad_hook"}
+)  # fmt: skip
+"""Methods of a leaf tensor that act on the leaf itself."""
 _NUMBERS = frozenset({"item", "tolist", "numpy", "size", "dim", "numel", "is_finite"})
 _CUTS = frozenset({"detach", "argmax", "detach_", "long", "int", "bool", "argmin"})
 
@@ -386,6 +404,8 @@ def tensor_method(
     kwargs: dict[str, Value],
 ) -> Value:
     """A method of a tensor."""
+    if name in _OBJECT:
+        return METHODS[name](walker, node, alias(walker, tensor), args, kwargs)
     if name == "backward":
         backward(walker, node, tensor, None, kwargs)
         return None
@@ -437,14 +457,13 @@ def enter(walker: Walker, value: Value, node: ast.AST) -> Value:
 
 def escapes(walker: Walker, node: ast.Call, values: list[Value]) -> None:
     """Note what unknown code was given: it may step, zero or run backward with it."""
-    name = text(node.func).split(".")[-1]
-    if name in _HARMLESS:
+    if not walker.loops or (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) in _HARMLESS:
         return
     for value in values:
         parts = value.items[:16] if isinstance(value, Seq) else [value]
         for part in parts:
             if isinstance(part, Thing) and not isinstance(part.attrs.get("__class__"), Class):
-                if part.kind in ("optimizer", "model", "scaler", "unknown", "params"):
+                if part.kind in _OWNED or (part.kind == "unknown" and not part.varies and part.uses):
                     walker.note("escape", node, part)
             elif isinstance(part, Tensor) and part.graph and part.forwards:
                 walker.note("escape", node, None, part)

@@ -152,7 +152,9 @@ def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
             if any(text(item) in ("property", "cached_property") for item in _decorators(method)):
                 return walker.function(method, [], {})
             return method
-    if name in ("weight", "bias") and value.kind == "model":
+    if name == "grad" and value.kind == "unknown":
+        made = Thing("grad", f"{value.key}.grad", True, args=(value,))
+    elif name in ("weight", "bias") and value.kind == "model":
         made = Thing("param", f"{value.key}.{name}", models=frozenset((value,)))
     elif name == "grad" and value.kind in ("param", "leaf"):
         made = Thing("grad", f"{value.key}.grad", True, models=value.models, args=(value,))
@@ -206,6 +208,10 @@ def find_method(walker: Walker, home: Class, name: str, depth: int = 0) -> Func 
 
 def base_kind(walker: Walker, home: Class, depth: int = 0) -> str:
     """What a class is by its bases: model, optimizer, scheduler, or just an instance."""
+    if home.node.bases and any(
+        isinstance(node, ast.FunctionDef) and node.name == "forward" for node in home.node.body
+    ):
+        return "model"
     for base in home.node.bases:
         value = evaluate(walker, home.env, base)
         if isinstance(value, Class):
@@ -238,16 +244,15 @@ def _subscript(walker: Walker, env: Env, node: ast.Subscript) -> Value:
             return Seq(list(value.items), value.depth, open=True)
         if value.items and all(isinstance(item, Thing) for item in value.items):
             return value.items[0]
+    if isinstance(value, Thing) and value.kind == "leaf":
+        return Tensor(frozenset((value,)), flags=frozenset(("leaf",)))
     if isinstance(value, Thing):
         name = f"[{key_of(index)}]"
         if isinstance(index, str) and index in value.attrs:
             return value.attrs[index]
         if name not in value.attrs:
             changes = value.varies or varies(index)
-            child = Thing("unknown", f"{value.key}{name}", changes, depth=value.depth)
-            if changes:
-                return child
-            value.attrs[name] = child
+            value.attrs[name] = Thing("unknown", f"{value.key}{name}", changes, depth=value.depth)
         return value.attrs[name]
     return Thing("unknown", text(node), varies(value) or varies(index), depth=len(walker.loops))
 
@@ -297,7 +302,7 @@ def _comprehension(
         walker.loops.append(frame)
         try:
             for index, (item, last) in enumerate(elements(walker, node, iterable, env)):
-                frame.index, frame.last = index, last
+                frame.turn(index, last)
                 walker.budget -= 1
                 assign(walker, inner, part.target, item)
                 tests = [truth(walker, inner, test) for test in part.ifs]
@@ -455,6 +460,8 @@ def _set_attribute(walker: Walker, env: Env, target: ast.Attribute, value: Value
         walker.note("unfreeze" if value is True else "freeze", target, holder)
         return
     holder.attrs[target.attr] = value
+    if holder.kind == "model" and isinstance(value, Thing) and value.kind in ("model", "leaf"):
+        holder.models |= {value} | value.models
 
 
 _HANDLERS: dict[type[ast.AST], Callable[..., Value]] = {

@@ -132,22 +132,26 @@ def _beside(trace: Trace, thing: Thing) -> bool:
 def reaches(event: Event, optimizer: Thing, others: list[Thing]) -> bool | None:
     """Whether a backward surely fills this optimizer's gradients and no other's; None: maybe."""
     tensor = event.tensor
-    models = _rooted(tensor.models) if tensor is not None else frozenset()
-    own = _rooted(optimizer.models)
+    models = tensor.models if tensor is not None else frozenset()
+    own = optimizer.models
     if len(others) == 1:
-        if models and own and not models & own and not _vague(models) and not _vague(own):
+        if models and own and not models & own and _plain(models) and _plain(own):
             return False
         return True
     if not models or not own:
         return None
-    hit = [other for other in others if not other.models or _rooted(other.models) & models]
+    hit = [other for other in others if not other.models or other.models & models]
     if optimizer not in hit:
         return False
     return True if hit == [optimizer] else None
 
 
-def _rooted(models: frozenset[Thing]) -> frozenset[Thing]:
-    return models
+def _plain(models: frozenset[Thing]) -> bool:
+    """Models of torch's own layers: nothing can hide in them."""
+    return all(
+        model.kind == "leaf" or (model.kind == "model" and "__class__" not in model.attrs)
+        for model in models
+    )
 
 
 def _vague(models: frozenset[Thing]) -> bool:
@@ -227,6 +231,27 @@ def certain(view: View, facts: Facts, event: Event) -> bool:
     """Whether a backward is surely this optimizer's and nobody else's."""
     others = [other.optimizer for other in facts.views]
     return reaches(event, view.optimizer, others) is True
+
+
+def owned(view: View, facts: Facts, window: Window) -> bool:
+    """Whether a window's passes are surely this optimizer's.
+
+    Either the loss reaches no other optimizer's parameters, or the window is fenced: this optimizer
+    clears, the passes run, it steps, and no other optimizer steps in between.
+    """
+    if all(certain(view, facts, event) for event in window.fresh):
+        return True
+    opened = [event for event in window.since if event.kind == "zero"
+              and event.thing is view.optimizer]  # fmt: skip
+    if not opened or not window.fresh:
+        return False
+    events = facts.trace.events
+    start, end = events.index(opened[-1]), events.index(window.step)
+    if start > events.index(window.fresh[0]):
+        return False
+    return not any(event.kind == "step" and event.thing is not view.optimizer
+                   and any(other.optimizer is event.thing for other in facts.views)
+                   for event in events[start:end])  # fmt: skip
 
 
 def common_loop(first: Event, second: Event) -> Loop | None:

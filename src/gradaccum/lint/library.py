@@ -25,7 +25,7 @@ _CONTEXTS = {
     "enable_grad": "enable_grad",
 }
 _SAME = frozenset({"compile", "DataParallel", "convert_sync_batchnorm", "unwrap_model", "iter",
-                   "fully_shard", "deepcopy"})  # fmt: skip
+                   "fully_shard"})  # fmt: skip
 _ROUND = {"max": max, "min": min}
 _FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
                     "nn.Parameter", "zeros_like", "ones_like"})  # fmt: skip
@@ -117,6 +117,11 @@ def _construct(
     lower = dotted.lower()
     if name in _SAME or (name == "checkpoint" and not args):
         return args[0] if args else opaque(walker, node)
+    if name == "deepcopy" and args and isinstance(args[0], Thing):
+        twin = args[0]
+        home = twin.attrs.get("__class__")
+        kept = {"__class__": home} if home is not None else {}
+        return Thing(twin.kind, f"{twin.key}'", bool(walker.loops), kept, depth=depth, node=node)
     if name == "initialize" and "amp" in lower:
         return args[0] if len(args) == 1 else Seq(list(args), depth)
     if name == "master_params":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, Window, certain, tensor_of
+from gradaccum.lint.facts import Facts, View, Window, owned, tensor_of
 from gradaccum.lint.hits import Hit, hit
 from gradaccum.lint.trace import Event
 
@@ -16,7 +16,7 @@ def clip_each(facts: Facts, view: View) -> Iterator[Hit]:
     if facts.opaque:
         return
     for window in view.windows:
-        if len(window.fresh) < 2 or not all(certain(view, facts, event) for event in window.fresh):
+        if len(window.fresh) < 2 or not owned(view, facts, window):
             continue
         clips: dict[object, list[Event]] = {}
         seen = False
@@ -184,13 +184,13 @@ def bypass(facts: Facts, view: View) -> Iterator[Hit]:
 
 
 def used_up(facts: Facts, view: View) -> Iterator[Hit]:
-    """GA405: an iterator that only the first clip can walk."""
+    """GA407."""
     for event in view.events:
         thing = event.thing
         if event.kind == "clip" and thing is not None and "once" in thing.uses:
             if len(event.loops) > thing.depth:
                 yield hit(
-                    "GA405",
+                    "GA407",
                     event,
                     "this iterator is used up by the first call; later calls clip nothing",
                 )

@@ -25,7 +25,12 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             continue
         if event.kind == "store" and "kept" not in event.flags:
             continue
-        own = [mark for mark in losses if tensor_of(mark).forwards & tensor.forwards]
+        own = [
+            mark
+            for mark in losses
+            if tensor.forwards <= tensor_of(mark).forwards
+            and mark.loops[: len(event.loops)] == event.loops
+        ]
         if not own or any("running" in tensor_of(mark).flags for mark in own):
             continue
         if any(len(mark.loops) < len(event.loops) for mark in own):
@@ -49,8 +54,9 @@ def retained(facts: Facts) -> Iterator[Hit]:
             continue
         tensor = tensor_of(event)
         if "running" in tensor.flags and "again" in tensor.flags:
-            again = [other for other in facts.backwards if other.node is event.node]
-            if len(again) > 1 and common_loop(again[0], again[1]) is not None:
+            sums = [other for other in events[:index] if other.kind == "running"
+                    and other.loops == event.loops]  # fmt: skip
+            if sums and "again" in sums[-1].flags:
                 yield hit(
                     "GA502",
                     event,
@@ -114,6 +120,11 @@ def detached(facts: Facts) -> Iterator[Hit]:
         id(event.tensor): event for event in facts.trace.events if event.kind == "requires_grad"
     }
     for event in facts.trace.events:
+        if event.kind == "unfreeze" and event.thing is not None and event.loops:
+            if "differentiated" in event.thing.uses and event.thing.varies:
+                yield hit("GA503", event, "a computed value is made a leaf: its backward reaches "
+                          "no parameter")  # fmt: skip
+                return
         if event.kind == "requires_grad" and event.tensor is not None:
             loss = event.tensor
             backs = [
@@ -197,6 +208,8 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
 def _wrapped(facts: Facts) -> set[Thing]:
     found: set[Thing] = set()
     for event in facts.trace.events:
+        if event.kind not in ("forward", "backward"):
+            continue
         things = [event.thing] if event.thing else []
         if event.tensor is not None:
             things.extend(event.tensor.models)
@@ -225,6 +238,11 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
     """GA703."""
     mode: dict[Thing, Event] = {}
     trained: set[Thing] = set()
+    restored = {
+        event.thing
+        for event in facts.trace.events
+        if event.kind == "mode" and "eval" not in event.flags and event.loops
+    }
     for event in facts.trace.events:
         thing = event.thing
         if thing is None:
@@ -235,9 +253,11 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
             last = mode.get(thing)
             if last is None or "eval" not in last.flags:
                 trained.add(thing)
+            elif thing in restored:
+                continue
             elif thing in trained and last.loops and event.loops and not last.unsure:
                 if any(thing in tensor_of(mark).models for mark in facts.backwards):
-                    if len(last.loops) == len(event.loops):
+                    if len(last.loops) <= len(event.loops):
                         yield hit(
                             "GA703",
                             last,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, tensor_of
+from gradaccum.lint.facts import Facts, View, Window, common_loop, owned, tensor_of
 from gradaccum.lint.hits import Hit, hit
 from gradaccum.lint.trace import Event
 from gradaccum.lint.values import Divisor
@@ -28,7 +28,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
     for window in view.windows:
         if len(window.fresh) != usual or not _one_line(window):
             continue
-        if not all(certain(view, facts, event) for event in window.fresh):
+        if not owned(view, facts, window):
             continue
         if not _is_window(facts, view, window) or _compensated(facts, window):
             continue
@@ -109,7 +109,7 @@ def _takes_no_tensor(node: ast.Call, loop: ast.For) -> bool:
         for child in ast.walk(statement):
             if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
                 made.add(child.id)
-    used = set().union(*(_names(argument) for argument in node.args), set())
+    used = _names(node)
     statement = next(
         (
             child

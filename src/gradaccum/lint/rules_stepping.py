@@ -338,6 +338,8 @@ def closure_and_backward(facts: Facts) -> Iterator[Hit]:
 def stale_forward(facts: Facts) -> Iterator[Hit]:
     """GA307: a step between a forward and its own backward."""
     order = facts.trace.events
+    if not any("retain_graph" in event.flags for event in facts.backwards):
+        return
     for index, event in enumerate(order):
         if event.kind != "backward" or event.tensor is None or not event.tensor.forwards:
             continue

@@ -21,7 +21,8 @@ CORE = frozenset(
 
 SIDE = frozenset(
     {
-        "add_", "append", "data", "div_", "eval", "grad", "inference_mode", "mul_", "no_grad",
+        "add_", "append", "data", "div_", "eval", "grad", "inference_mode", "load_state_dict",
+        "mul_", "no_grad",
         "register_hook", "requires_grad", "requires_grad_", "set_grad_enabled", "sub_", "train",
         "update",
     }
@@ -38,7 +39,10 @@ _HEADERS = {
     ast.Match: ("subject",),
     ast.Try: (),
 }
+_MODES = frozenset({"eval", "train"})
+_BACKWARD = frozenset({"backward", "manual_backward"})
 _NESTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LEAVES = (ast.Break, ast.Continue, ast.Return)
 _EXITS = (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.Global, ast.Nonlocal)
 
 
@@ -58,6 +62,12 @@ class Slice:
         self.keep: set[int] = set()
         self.mentions: dict[int, frozenset[str]] = {}
         self.functions: dict[str, frozenset[str]] = {}
+        self.forks: set[int] = set()
+        """`if` statements that bind what a training call is made of."""
+        self.moduli: set[int] = set()
+        """Window lengths that are written out."""
+        self.looped: set[str] = set()
+        """Functions with a training loop of their own, or that call one that has."""
 
 
 def slice_module(module: Module) -> Slice:
@@ -68,6 +78,7 @@ def slice_module(module: Module) -> Slice:
     calls = _function_calls(rows, found)
     for row in top:
         _mention(row, found, calls)
+    _find_looped(rows, found)
     needed = _needed(rows, found)
     for row in reversed(rows):  # children come after their parents
         wanted = (
@@ -78,7 +89,55 @@ def slice_module(module: Module) -> Slice:
         )
         if wanted:
             found.keep.add(id(row.node))
+    _find_forks(rows, found)
+    _find_moduli(module, found)
     return found
+
+
+def _find_moduli(module: Module, found: Slice) -> None:
+    names: set[str] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            if isinstance(node.right, ast.Constant) and isinstance(node.right.value, int):
+                found.moduli.add(node.right.value)
+            elif isinstance(node.right, (ast.Name, ast.Attribute)):
+                names.add(getattr(node.right, "id", getattr(node.right, "attr", "")))
+    for node in ast.walk(module.tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            pairs = [(target, node.value) for target in targets]
+            if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(targets[0].elts, node.value.elts, strict=False))
+            for target, value in pairs:
+                name = getattr(target, "id", getattr(target, "attr", ""))
+                if name in names and isinstance(value, ast.Constant):
+                    if isinstance(value.value, int) and value.value > 1:
+                        found.moduli.add(value.value)
+    found.moduli.discard(0)
+
+
+def _find_forks(rows: list[_Row], found: Slice) -> None:
+    hot: set[str] = set()
+    for row in rows:
+        own = row.names | row.targets
+        if own & CORE and not isinstance(row.node, _NESTS):
+            hot |= own
+        if any(isinstance(child.node, _LEAVES) for child in row.children):
+            hot |= row.names
+    first = set(hot)
+    for row in rows:
+        if row.targets & first and not isinstance(row.node, _NESTS):
+            hot |= row.names
+
+    def binds(row: _Row) -> bool:
+        return any(
+            child.targets & hot or isinstance(child.node, ast.Return) or binds(child)
+            for child in row.children
+        )
+
+    for row in rows:
+        if isinstance(row.node, ast.If) and id(row.node) in found.keep and binds(row):
+            found.forks.add(id(row.node))
 
 
 def _row(node: ast.stmt, rows: list[_Row], function: str) -> _Row:
@@ -155,7 +214,7 @@ def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]
             uses.setdefault(row.node.name, set())
     for row in rows:
         if row.function in own:
-            own[row.function].update((row.names | row.targets) & CORE)
+            own[row.function].update((row.names | row.targets) & (CORE | _MODES))
             uses[row.function].update(row.names & own.keys())
     changed = True
     while changed:
@@ -182,10 +241,26 @@ def _mention(row: _Row, found: Slice, calls: dict[str, frozenset[str]]) -> froze
     return found.mentions[id(row.node)]
 
 
+def _find_looped(rows: list[_Row], found: Slice) -> None:
+    uses: dict[str, set[str]] = {}
+    for row in rows:
+        loop = isinstance(row.node, (ast.For, ast.While, ast.AsyncFor))
+        if loop and row.function and found.mentions[id(row.node)] & _BACKWARD:
+            found.looped.add(row.function)
+        if row.function:
+            uses.setdefault(row.function, set()).update(row.names & found.functions.keys())
+    changed = True
+    while changed:
+        more = {name for name, called in uses.items() if called & found.looped} - found.looped
+        found.looped |= more
+        changed = bool(more)
+
+
 def _needed(rows: list[_Row], found: Slice) -> set[str]:
     needed: set[str] = set()
     for row in rows:
-        if found.mentions[id(row.node)]:
+        leaves = any(isinstance(child.node, _LEAVES) for child in row.children)
+        if found.mentions[id(row.node)] or leaves:
             needed |= row.names
     pending = True
     waiting = rows

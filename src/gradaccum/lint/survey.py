@@ -12,15 +12,14 @@ from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import CORE, Slice, slice_module
 from gradaccum.lint.trace import Trace
 from gradaccum.lint.values import Class, Env, Func, Thing, Value
-from gradaccum.lint.walk import LENGTH, Exhausted, Frame, Walker
+from gradaccum.lint.walk import LENGTH, PER_WALK, Exhausted, Frame, Walker
 
 __all__ = ["Survey", "survey"]
 
-WALKS = 16
+WALKS = 12
 """Walks of one root: decisions made last, which lie in the loop itself, are turned first."""
-BUDGET = 60_000
+BUDGET = 40_000
 """Statements walked for one root, over all its walks."""
-_BACKWARD = frozenset({"backward", "manual_backward"})
 
 
 @dataclass(slots=True)
@@ -107,21 +106,23 @@ def _explore(
     elif backwards and _per_epoch(probe, root):
         manner = "twice"
     traces: list[Trace] = []
-    choices: list[bool] = []
-    for _ in range(WALKS):
-        walker, finished = _walk(program, module, root, slices, visited, choices, known, manner)
-        budget -= max(1, walker.clock)
-        if finished or walker.trace.events:
-            traces.append(walker.trace)
-        taken = [walker.trace.decisions[key][0] for key in walker.order]
-        while taken and not taken[-1]:
-            taken.pop()
-        if not taken or budget < 0:
-            break
-        choices = [*taken[:-1], False]
-    else:
-        walker, _ = _walk(program, module, root, slices, visited, [False] * 64, known, manner)
+    tried: set[tuple[bool, ...]] = set()
+    plans: list[list[bool]] = [[], [False] * 64]
+    walks = 0
+    while plans and walks < WALKS and budget > 0:
+        walker, _ = _walk(program, module, root, slices, visited, plans.pop(0), known, manner)
+        walks += 1
+        budget -= PER_WALK - max(walker.budget, 0)
+        taken = tuple(walker.trace.decisions[key][0] for key in walker.order)
+        if taken in tried:
+            continue
+        tried.add(taken)
         traces.append(walker.trace)
+        # Turn one decision at a time, those made last first: they lie in the loop itself.
+        for position in range(len(taken) - 1, -1, -1):
+            turned = [*taken[:position], not taken[position]]
+            if taken[position] and turned not in plans:
+                plans.append(turned)
     return Survey(root.node, traces, manner == "driven", manner == "twice")
 
 
@@ -173,6 +174,9 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
             else:
                 func.owner = instantiate(walker, root.home, home, [], {})
                 func.owner.node = None
+                for name, value in func.owner.attrs.items():
+                    if value is None:  # a place that another method fills
+                        func.owner.attrs[name] = Thing("unknown", f"self.{name}")
             func.home = home
             walker.trace.events.clear()
             method = find_method(walker, home, node.name)
@@ -191,7 +195,7 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
     count = int(walker.known.get("length", LENGTH))
     fixed = _parameters(walker, scope, node, func)
     for index in range(count):
-        frame.index, frame.last = index, index == count - 1
+        frame.turn(index, index == count - 1)
         walker.function(func, [], dict(fixed))
     walker.loops.pop()
 

@@ -18,7 +18,6 @@ class Loop:
     entry: int
     """Number of the time this loop was entered, so that two epochs' inner loops differ."""
     index: int
-    endless: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -34,8 +33,6 @@ class Event:
     flags: frozenset[str] = frozenset()
     unsure: tuple[str, ...] = ()
     """Conditions that nobody can evaluate and that were decided to get here."""
-    calls: tuple[ast.AST, ...] = ()
-    """The calls that led here from the root, outermost first."""
 
     @property
     def line(self) -> int:

@@ -29,6 +29,8 @@ OUTER = 2
 EXACT = 16
 """Literal lengths up to this one are walked as they are."""
 DEPTH = 12
+PER_WALK = 12_000
+"""Statements and calls of one walk."""
 
 
 class Exhausted(Exception):
@@ -43,6 +45,15 @@ class Frame:
     entry: int
     index: int = 0
     last: bool = False
+    now: Loop = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = Loop(self.node, self.entry, 0)
+
+    def turn(self, index: int, last: bool) -> None:
+        """Begin the next iteration."""
+        self.index, self.last = index, last
+        self.now = Loop(self.node, self.entry, index)
 
 
 @dataclass(slots=True)
@@ -53,13 +64,12 @@ class Walker:
     choices: list[bool]
     known: dict[str, float]
     """Symbols that an earlier walk found to count something, with the numbers chosen for them."""
-    budget: int = 12_000
+    budget: int = PER_WALK
     trace: Trace = field(default_factory=Trace)
     order: list[str] = field(default_factory=list)
     loops: list[Frame] = field(default_factory=list)
     contexts: list[tuple[str, Value]] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
-    calls: list[ast.AST] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     visited: set[int] = field(default_factory=set)
     globals: dict[str, Env] = field(default_factory=dict)
@@ -68,6 +78,7 @@ class Walker:
     sync: bool = True
     accumulations: int = 0
     driver: Frame | None = None
+    aliases: dict[int, tuple[Tensor, Thing]] = field(default_factory=dict)
     hooks: list[tuple[Func, Thing]] = field(default_factory=list)
     """Hooks that run in every backward, with the parameter they stand on."""
     result: Value = None
@@ -84,17 +95,15 @@ class Walker:
         *flags: str,
     ) -> None:
         """Record one event here and now."""
-        names = {name for name, _ in self.contexts}
         event = Event(
             kind,
             node,
             self.paths[-1],
-            tuple(Loop(frame.node, frame.entry, frame.index) for frame in self.loops),
+            tuple([frame.now for frame in self.loops]),
             thing,
             tensor,
-            frozenset((*flags, *names)),
+            frozenset([*flags, *[name for name, _ in self.contexts]]),
             tuple(self.unsure),
-            tuple(self.calls),
         )
         self.trace.events.append(event)
 
@@ -102,6 +111,15 @@ class Walker:
         """A number that never comes again in this walk."""
         self.clock += 1
         return self.clock
+
+    def quiet(self) -> str:
+        """The innermost context that switches graphs off, if one is in force."""
+        for name, _ in reversed(self.contexts):
+            if name in ("no_grad", "inference_mode"):
+                return name
+            if name == "enable_grad":
+                return ""
+        return ""
 
     def inside(self, name: str) -> bool:
         """Whether a context of that name is open."""
@@ -116,10 +134,13 @@ class Walker:
         self.trace.exact = False
         return Num(self.known[key], frozenset((key,)))
 
-    def decide(self, key: str, changes: bool) -> bool:
+    def decide(self, key: str, changes: bool, matters: bool = True) -> bool:
         """How an unknown condition is taken in this walk."""
         if key in self.trace.decisions:
             return self.trace.decisions[key][0]
+        if not matters:
+            self.trace.decisions[key] = (True, changes)
+            return True
         position = len(self.order)
         choice = self.choices[position] if position < len(self.choices) else True
         self.order.append(key)
@@ -307,7 +328,8 @@ def _if(walker: Walker, node: ast.If, env: Env) -> str:
             return "" if signal else walker.block(node.orelse, env)
         finally:
             walker.unsure.pop()
-    taken = walker.decide(key, changes) == positive
+    matters = bool(found.mentions[id(node)] & CORE) or id(node) in found.forks
+    taken = walker.decide(key, changes, matters) == positive
     walker.unsure.append(key)
     try:
         return walker.block(node.body if taken else node.orelse, env)
@@ -378,7 +400,7 @@ def _loop(
     walker.loops.append(frame)
     try:
         for index, (item, last) in enumerate(items):
-            frame.index, frame.last = index, last
+            frame.turn(index, last)
             bind(item)
             signal = walker.block(node.body, env)
             if signal == "break":
@@ -403,9 +425,21 @@ def trips(walker: Walker, node: ast.AST, module: Module) -> int:
         below = found.mentions.get(id(child), frozenset())
         if below & {"backward", "manual_backward"}:
             return OUTER
+    if found.looped and _calls_looped(body, found):
+        return OUTER
     if direct & {"backward", "manual_backward"} and "step" not in direct:
         return WINDOW
     return int(walker.known.get("length", LENGTH))
+
+
+def _calls_looped(body: list[ast.stmt], found: Slice) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and (getattr(node.func, "id", None) or getattr(node.func, "attr", "")) in found.looped
+        for statement in body
+        if id(statement) in found.keep
+        for node in ast.walk(statement)
+    )
 
 
 def _loops_below(body: list[ast.stmt]) -> Iterator[ast.AST]:
@@ -471,6 +505,10 @@ def _range(
                 yield Num(index, frozenset(), True), index == exact[-1]
             return
     count = trips(walker, node, env.module)
+    if len(numbers) == len(bounds) and bounds and count not in (1, OUTER, WINDOW):
+        walker.trace.exact = False
+        if any(len(exact) % modulus == 0 for modulus in walker.module_slice(env.module).moduli):
+            count = 24
     stop = bounds[min(1, len(bounds) - 1)] if bounds else None
     if count == WINDOW and isinstance(stop, Thing):
         chosen = walker.symbol(stop.key)
