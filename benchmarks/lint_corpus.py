@@ -81,6 +81,7 @@ def main() -> int:
         for path, hits, _ in rows:
             _score(tree, path, hits, labels[tree, path], table, by_repo, by_file, options.quiet)
     _print(table, by_repo, by_file)
+    print(f"{sum(cost for rows in results.values() for _, _, cost in rows):.1f} s of processor time")
     slow = sorted(((cost, tree, path) for tree, rows in results.items() for path, _, cost in rows))
     for cost, tree, path in slow[-3:]:
         print(f"  {cost:.2f} s {tree}/{path}")

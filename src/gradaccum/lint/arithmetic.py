@@ -297,7 +297,7 @@ def _pair(
         positive = isinstance(op, (ast.IsNot, ast.NotEq))
         if left is None:
             return not positive
-        if isinstance(left, Thing) and left.kind in ("unknown", "external", "grad"):
+        if isinstance(left, Thing) and left.kind in ("unknown", "external"):
             return left.key, left.varies, positive
         return positive
     left, right = _number(walker, left), _number(walker, right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Val
 
 if TYPE_CHECKING:
     from gradaccum.lint.walk import Walker
+
+_BUILTINS = frozenset(dir(builtins))
 
 __all__ = ["assign", "attribute", "base_kind", "evaluate", "find_method", "key_of", "text"]
 
@@ -101,7 +104,7 @@ def _outside(walker: Walker, module: Module, name: str) -> Value:
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             wanted = statement.value
     if wanted is None:
-        return Thing("external", name)
+        return Thing("external" if name in _BUILTINS else "unknown", name)
     scope.names[name] = Thing("unknown", name)  # ends a definition in terms of itself
     return evaluate(walker, scope, wanted)
 
@@ -152,6 +155,8 @@ def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
             if any(text(item) in ("property", "cached_property") for item in _decorators(method)):
                 return walker.function(method, [], {})
             return method
+    if name == "requires_grad" and value.kind == "param":
+        return True
     if name == "grad" and value.kind == "unknown":
         made = Thing("grad", f"{value.key}.grad", True, args=(value,))
     elif name in ("weight", "bias") and value.kind == "model":

@@ -42,9 +42,13 @@ class View:
         """Micro-batches that each step consumed."""
         return [len(window.fresh) for window in self.windows]
 
-    def usual(self) -> int:
-        """The window length that occurs most, 0 without windows."""
-        sizes = self.sizes()
+    def usual(self, step: Event | None = None) -> int:
+        """The window length that occurs most, at the line of `step` if given; 0 without windows."""
+        sizes = [
+            len(window.fresh)
+            for window in self.windows
+            if step is None or window.step.node is step.node
+        ]
         return max(set(sizes), key=lambda size: (sizes.count(size), size)) if sizes else 0
 
 
@@ -129,11 +133,32 @@ def _beside(trace: Trace, thing: Thing) -> bool:
     return False
 
 
+def twins(left: Thing, right: Thing) -> bool:
+    """Whether two optimizers are one line's, made anew in each iteration of a loop."""
+    return left.depth > 0 and left.depth == right.depth and left.key == right.key
+
+
+def _life(trace: Trace, optimizer: Thing, optimizers: list[Thing]) -> tuple[int, int]:
+    """Between which events an optimizer lives that is made anew in a loop."""
+    family = [other for other in optimizers if other is optimizer or twins(other, optimizer)]
+    if len(family) == 1:
+        return 0, len(trace.events)
+    first: dict[int, int] = {}
+    for index, event in enumerate(trace.events):
+        if event.thing is not None and event.kind in ("built", "zero", "step", "unscale"):
+            first.setdefault(id(event.thing), index)
+    starts = sorted(first.get(id(other), 0) for other in family)
+    start = first.get(id(optimizer), 0)
+    later = [other for other in starts if other > start]
+    return start, later[0] if later else len(trace.events)
+
+
 def reaches(event: Event, optimizer: Thing, others: list[Thing]) -> bool | None:
     """Whether a backward surely fills this optimizer's gradients and no other's; None: maybe."""
     tensor = event.tensor
     models = tensor.models if tensor is not None else frozenset()
     own = optimizer.models
+    others = [other for other in others if other is optimizer or not twins(other, optimizer)]
     if len(others) == 1:
         if models and own and not models & own and _plain(models) and _plain(own):
             return False
@@ -163,6 +188,7 @@ def zeroes(event: Event, optimizer: Thing, others: list[Thing]) -> bool | None:
     thing = event.thing
     if thing is optimizer:
         return True
+    others = [other for other in others if other is optimizer or not twins(other, optimizer)]
     if thing is not None and thing.kind == "optimizer":
         if thing.models and optimizer.models and thing.models & optimizer.models:
             return None
@@ -187,8 +213,9 @@ def _view(trace: Trace, optimizer: Thing, optimizers: list[Thing]) -> View:
     lost: list[tuple[Event, Event]] = []
     held: list[Event] = []
     since: list[Event] = []
-    for event in trace.events:
-        if event.kind not in _OWN:
+    start, end = _life(trace, optimizer, optimizers)
+    for index, event in enumerate(trace.events):
+        if event.kind not in _OWN or not start <= index < end:
             continue
         if event.kind == "backward":
             if reaches(event, optimizer, optimizers) is False:

@@ -141,14 +141,14 @@ def clip_late(facts: Facts, view: View) -> Iterator[Hit]:
     if facts.opaque:
         return
     for before, window in zip(view.windows, [*view.windows[1:], None], strict=False):
+        if "hook" in before.step.flags:
+            return
         since = window.since if window is not None else _after(view, before)
         for event in since:
             if event.kind in ("backward", "set_grad", "autograd_grad", "escape"):
                 break
             if event.kind == "clip" and event.loops == before.step.loops and before.fresh:
                 if any(other.kind == "clip" for other in before.since):
-                    break
-                if "hook" in event.flags:
                     break
                 yield hit(
                     "GA405",

@@ -180,8 +180,8 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
     wrapped = _wrapped(facts)
     if not wrapped:
         return
-    usual = view.usual()
     for window in view.windows:
+        usual = view.usual(window.step)
         if usual < 2 or len(window.fresh) < usual:
             continue
         if not all(certain(view, facts, event) for event in window.fresh):

@@ -22,11 +22,9 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
         return
     if any("(" in key and not key.startswith("len(") for key in trace.window_keys):
         return
-    usual = view.usual()
-    if usual < 2:
-        return
     for window in view.windows:
-        if len(window.fresh) != usual or not _one_line(window):
+        usual = view.usual(window.step)
+        if usual < 2 or len(window.fresh) != usual or not _one_line(window):
             continue
         if not owned(view, facts, window):
             continue

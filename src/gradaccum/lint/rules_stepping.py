@@ -48,10 +48,10 @@ def tail(facts: Facts, view: View) -> Iterator[Hit]:
 
 
 def _tail_wiped(view: View) -> Iterator[Hit]:
-    usual = view.usual()
-    if usual < 2:
-        return
     for window in view.windows:
+        usual = view.usual(window.step)
+        if usual < 2:
+            continue
         outer = [
             (mark, zero)
             for mark, zero in window.lost
@@ -72,11 +72,11 @@ def _tail_wiped(view: View) -> Iterator[Hit]:
 
 
 def _tail_leaks(facts: Facts, view: View) -> Iterator[Hit]:
-    usual = view.usual()
-    if usual < 2 or (facts.repeated and facts.trace.guessed):
+    if facts.repeated and facts.trace.guessed:
         return
     for window in view.windows:
-        if len(window.fresh) <= usual or not window.step.loops:
+        usual = view.usual(window.step)
+        if usual < 2 or len(window.fresh) <= usual or not window.step.loops:
             continue
         last = window.fresh[-1]
         if common_loop(window.step, last) != last.loops[-1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from gradaccum.lint.program import Module
@@ -42,6 +43,8 @@ _HEADERS = {
 _MODES = frozenset({"eval", "train"})
 _BACKWARD = frozenset({"backward", "manual_backward"})
 _NESTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DEEP = 5
+"""Assignments that are followed back from a training call: a loss, its terms, their models."""
 _LEAVES = (ast.Break, ast.Continue, ast.Return)
 _EXITS = (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.Global, ast.Nonlocal)
 
@@ -53,6 +56,9 @@ class _Row:
     names: frozenset[str]
     children: list[_Row]
     function: str = ""
+    called: frozenset[str] = frozenset()
+    """Names that may be functions of this file: bare ones, and attributes that are methods."""
+    method: bool = False
 
 
 class Slice:
@@ -62,6 +68,7 @@ class Slice:
         self.keep: set[int] = set()
         self.mentions: dict[int, frozenset[str]] = {}
         self.functions: dict[str, frozenset[str]] = {}
+        self.called: dict[int, frozenset[str]] = {}
         self.forks: set[int] = set()
         """`if` statements that bind what a training call is made of."""
         self.moduli: set[int] = set()
@@ -80,11 +87,19 @@ def slice_module(module: Module) -> Slice:
         _mention(row, found, calls)
     _find_looped(rows, found)
     needed = _needed(rows, found)
+    beside = {id(row): bool(row.names & needed) for row in rows}
+    for row in rows:
+        if found.mentions[id(row.node)] and beside[id(row)]:
+            needed |= row.names
     for row in reversed(rows):  # children come after their parents
+        mentioned = found.mentions[id(row.node)]
         wanted = (
             isinstance(row.node, (*_EXITS, *_NESTS, ast.Import, ast.ImportFrom))
             or bool(row.targets & needed)
-            or bool(found.mentions[id(row.node)])
+            or bool(mentioned & CORE)
+            or (bool(mentioned) and beside[id(row)])
+            or (bool(mentioned & _MODES) and bool(row.called))
+            or "grad" in row.targets
             or any(id(child.node) in found.keep for child in row.children)
         )
         if wanted:
@@ -140,7 +155,7 @@ def _find_forks(rows: list[_Row], found: Slice) -> None:
             found.forks.add(id(row.node))
 
 
-def _row(node: ast.stmt, rows: list[_Row], function: str) -> _Row:
+def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -> _Row:
     row = _Row(node, frozenset(), frozenset(), [], function)
     rows.append(row)
     if isinstance(node, _NESTS):
@@ -158,10 +173,11 @@ def _row(node: ast.stmt, rows: list[_Row], function: str) -> _Row:
         inner = function
     targets, names = _identifiers(heads)
     row.targets, row.names = frozenset(targets), frozenset(names)
+    row.method = isinstance(node, ast.FunctionDef) and owner
     for name in ("body", "orelse", "finalbody"):
         for child in getattr(node, name, None) or ():
             if isinstance(child, ast.stmt):
-                row.children.append(_row(child, rows, inner))
+                row.children.append(_row(child, rows, inner, isinstance(node, ast.ClassDef)))
     for handler in getattr(node, "handlers", ()):
         row.children.extend(_row(child, rows, inner) for child in handler.body)
     for case in getattr(node, "cases", ()):
@@ -212,10 +228,12 @@ def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]
         if isinstance(row.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             own.setdefault(row.node.name, set())
             uses.setdefault(row.node.name, set())
+    methods = {row.node.name for row in rows if row.method}  # type: ignore[attr-defined]
     for row in rows:
+        row.called = _called(row, own.keys(), methods)
         if row.function in own:
             own[row.function].update((row.names | row.targets) & (CORE | _MODES))
-            uses[row.function].update(row.names & own.keys())
+            uses[row.function].update(row.called)
     changed = True
     while changed:
         changed = False
@@ -228,9 +246,24 @@ def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]
     return found.functions
 
 
+def _called(row: _Row, functions: Collection[str], methods: set[str]) -> frozenset[str]:
+    named = row.names.intersection(functions)
+    if not named:
+        return frozenset()
+    head = row.node
+    if isinstance(head, _NESTS):
+        return frozenset(named & methods)
+    parts = [getattr(head, name) for name in _HEADERS[type(head)]] if type(head) in _HEADERS else [head]
+    bare: set[str] = set()
+    for part in parts:
+        for item in part if isinstance(part, list) else [part]:
+            bare |= {node.id for node in ast.walk(item) if isinstance(node, ast.Name)}
+    return frozenset(name for name in named if name in bare or name in methods)
+
+
 def _mention(row: _Row, found: Slice, calls: dict[str, frozenset[str]]) -> frozenset[str]:
     events = set((row.names | row.targets) & (CORE | SIDE))
-    for name in row.names & calls.keys():
+    for name in row.called:
         events |= calls[name]
     nested = isinstance(row.node, _NESTS)
     for child in row.children:
@@ -248,7 +281,8 @@ def _find_looped(rows: list[_Row], found: Slice) -> None:
         if loop and row.function and found.mentions[id(row.node)] & _BACKWARD:
             found.looped.add(row.function)
         if row.function:
-            uses.setdefault(row.function, set()).update(row.names & found.functions.keys())
+            uses.setdefault(row.function, set()).update(row.called)
+        found.called[id(row.node)] = row.called
     changed = True
     while changed:
         more = {name for name, called in uses.items() if called & found.looped} - found.looped
@@ -260,12 +294,11 @@ def _needed(rows: list[_Row], found: Slice) -> set[str]:
     needed: set[str] = set()
     for row in rows:
         leaves = any(isinstance(child.node, _LEAVES) for child in row.children)
-        if found.mentions[id(row.node)] or leaves:
+        if found.mentions[id(row.node)] & CORE or leaves:
             needed |= row.names
-    pending = True
     waiting = rows
-    while pending:
-        pending = False
+    for _ in range(_DEEP):
+        more: set[str] = set()
         left: list[_Row] = []
         for row in waiting:
             wanted = (
@@ -273,10 +306,12 @@ def _needed(rows: list[_Row], found: Slice) -> set[str]:
                 if isinstance(row.node, ast.Return)
                 else bool(row.targets & needed) or any(child.targets & needed for child in row.children)
             )
-            if not wanted:
+            if wanted:
+                more |= row.names
+            else:
                 left.append(row)
-            elif not row.names <= needed:
-                needed |= row.names
-                pending = True
+        if more <= needed:
+            break
+        needed |= more
         waiting = left
     return needed

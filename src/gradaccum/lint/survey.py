@@ -95,8 +95,9 @@ def _explore(
     program: Program, module: Module, root: _Root, slices: dict[str, Slice], visited: set[int]
 ) -> Survey | None:
     known: dict[str, float] = {}
+    windows: set[str] = set()
     budget = BUDGET
-    probe, _ = _walk(program, module, root, slices, visited, [], known, "once")
+    probe, _ = _walk(program, module, root, slices, visited, [], known, windows, "once")
     backwards = [event for event in probe.trace.events if event.kind == "backward"]
     if not any(event.kind in ("step", "backward", "zero") for event in probe.trace.events):
         return None
@@ -110,7 +111,10 @@ def _explore(
     plans: list[list[bool]] = [[], [False] * 64]
     walks = 0
     while plans and walks < WALKS and budget > 0:
-        walker, _ = _walk(program, module, root, slices, visited, plans.pop(0), known, manner)
+        plan = plans.pop(0)
+        walker, _ = _walk(
+            program, module, root, slices, visited, plan, known, windows, manner
+        )
         walks += 1
         budget -= PER_WALK - max(walker.budget, 0)
         taken = tuple(walker.trace.decisions[key][0] for key in walker.order)
@@ -146,9 +150,10 @@ def _walk(
     visited: set[int],
     choices: list[bool],
     known: dict[str, float],
+    windows: set[str],
     manner: str,
 ) -> tuple[Walker, bool]:
-    walker = Walker(program, choices, known, slices=slices, visited=visited)
+    walker = Walker(program, choices, known, slices=slices, visited=visited, windows=windows)
     walker.paths.append(module.path)
     try:
         if isinstance(root.node, ast.Module):

@@ -65,6 +65,8 @@ class Walker:
     known: dict[str, float]
     """Symbols that an earlier walk found to count something, with the numbers chosen for them."""
     budget: int = PER_WALK
+    windows: set[str] = field(default_factory=set)
+    """Symbols that count micro-batches, shared by all walks of a root."""
     trace: Trace = field(default_factory=Trace)
     order: list[str] = field(default_factory=list)
     loops: list[Frame] = field(default_factory=list)
@@ -83,6 +85,9 @@ class Walker:
     """Hooks that run in every backward, with the parameter they stand on."""
     result: Value = None
     stack: list[ast.AST] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.trace.window_keys = self.windows
 
     # -- what the evaluator needs -------------------------------------------------------------
 
@@ -433,13 +438,15 @@ def trips(walker: Walker, node: ast.AST, module: Module) -> int:
 
 
 def _calls_looped(body: list[ast.stmt], found: Slice) -> bool:
-    return any(
-        isinstance(node, ast.Call)
-        and (getattr(node.func, "id", None) or getattr(node.func, "attr", "")) in found.looped
-        for statement in body
-        if id(statement) in found.keep
-        for node in ast.walk(statement)
-    )
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            continue
+        if found.called.get(id(node), frozenset()) & found.looped:
+            return True
+        for name in ("body", "orelse", "finalbody"):
+            if _calls_looped(getattr(node, name, None) or [], found):
+                return True
+    return False
 
 
 def _loops_below(body: list[ast.stmt]) -> Iterator[ast.AST]:
