@@ -209,7 +209,7 @@ def unknown_call(
         quiet = walker.quiet()
         return replace(made, models=made.models | callers, graph=not quiet, forwards=forwards,
                        flags=flags | ({"blind"} if quiet else set()))  # fmt: skip
-    return _opaque(walker, node, args)
+    return _opaque(walker, node, values)
 
 
 def _opaque(walker: Walker, node: ast.Call, args: list[Value]) -> Thing:

@@ -210,6 +210,8 @@ def _anything(
             flags |= {"sum"}
         if name in ("cat", "concat", "stack", "concatenate"):
             flags |= {"cat"}
+        if "ignore_index" in kwargs and kwargs.get("reduction") not in ("sum", "none"):
+            flags |= {"ignores"}
         keep = name in ("mean", "sum", "stack", "where", "add", "nan_to_num", "squeeze")
         if name == "div" and len(args) > 1:
             made = effects.divided(made, args[1])
@@ -230,7 +232,11 @@ def _builtin(walker: Walker, node: ast.Call, name: str, args: list[Value]) -> Va
         start = [value for value in (_keyword(walker, node, "start"),) if value is not None]
         return Thing(name, name, args=(*args, *start))
     if name in ("list", "tuple", "iter", "sorted", "reversed", "set") and args:
-        return args[0]
+        first = args[0]
+        if isinstance(first, Thing) and "once" in first.uses and name != "iter":
+            return Thing("params", first.key, models=first.models, depth=first.depth,
+                         args=first.args, uses=first.uses - {"once"})  # fmt: skip
+        return first
     if name in ("filter", "map") and len(args) > 1:
         inner = args[1]
         if isinstance(inner, Thing) and inner.kind == "params":

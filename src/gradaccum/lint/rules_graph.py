@@ -132,7 +132,7 @@ def detached(facts: Facts) -> Iterator[Hit]:
                 for mark in facts.backwards
                 if tensor_of(mark).made is loss.made and loss.made is not None
             ]
-            if backs and (loss.forwards or "detached" in loss.flags):
+            if backs and (loss.forwards or not loss.graph):
                 yield hit(
                     "GA503",
                     event,
@@ -276,7 +276,11 @@ def low_precision(facts: Facts) -> Iterator[Hit]:
         loop = event.loops[-1]
         count = sum(1 for other in facts.backwards if other.loops and other.node is event.node
                     and other.loops[-1].entry == loop.entry)  # fmt: skip
-        for model in tensor_of(event).models:
+        cleared = any(
+            other.kind == "zero" and other.loops and other.loops[-1].entry == loop.entry
+            for other in facts.trace.events
+        )
+        for model in () if cleared else tensor_of(event).models:
             if "low" in model.uses and count > 1 and "many" in facts.trace.window_keys:
                 yield hit(
                     "GA801",

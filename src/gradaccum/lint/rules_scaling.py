@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from gradaccum.lint.facts import Facts, View, Window, common_loop, owned, tensor_of
 from gradaccum.lint.hits import Hit, hit
 from gradaccum.lint.trace import Event
-from gradaccum.lint.values import Divisor
 
-__all__ = ["RULES"]
+__all__ = ["GLOBAL", "RULES"]
 
 
 def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
@@ -144,7 +143,13 @@ def divided_twice(facts: Facts, view: View) -> Iterator[Hit]:
         for event in window.fresh:
             loss = tensor_of(event)
             keys = [item.key for item in loss.divisors]
-            twice = {key for key in keys if keys.count(key) > 1 and _is_count(key, facts)}
+            usual = float(view.usual(window.step))
+            twice = {
+                item.key
+                for item in loss.divisors
+                if keys.count(item.key) > 1
+                and (_is_count(item.key, facts) or (usual > 1 and item.value == usual))
+            }
             if twice:
                 why = (
                     "here, and again inside the engine's backward"
@@ -159,7 +164,7 @@ def _is_count(key: str, facts: Facts) -> bool:
     return key in facts.trace.window_keys and key != "accelerate"
 
 
-def mean_of_means(facts: Facts, view: View) -> Iterator[Hit]:
+def mean_of_means(facts: Facts) -> Iterator[Hit]:
     """GA203."""
     for event in facts.backwards:
         loss = tensor_of(event)
@@ -173,13 +178,5 @@ def mean_of_means(facts: Facts, view: View) -> Iterator[Hit]:
             return
 
 
-def any_divided(facts: list[Facts]) -> set[str]:
-    """Divisors of losses over all walks of a root."""
-    found: set[Divisor] = set()
-    for item in facts:
-        for event in item.backwards:
-            found.update(tensor_of(event).divisors)
-    return {divisor.key for divisor in found}
-
-
 RULES = (not_divided, divided_twice)
+GLOBAL = (mean_of_means,)

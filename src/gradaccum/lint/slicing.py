@@ -89,7 +89,7 @@ def slice_module(module: Module) -> Slice:
     needed = _needed(rows, found)
     beside = {id(row): bool(row.names & needed) for row in rows}
     for row in rows:
-        if found.mentions[id(row.node)] and beside[id(row)]:
+        if (found.mentions[id(row.node)] or _adds(row.node)) and beside[id(row)]:
             needed |= row.names
     for row in reversed(rows):  # children come after their parents
         mentioned = found.mentions[id(row.node)]
@@ -99,7 +99,8 @@ def slice_module(module: Module) -> Slice:
             or bool(mentioned & CORE)
             or (bool(mentioned) and beside[id(row)])
             or (bool(mentioned & _MODES) and bool(row.called))
-            or "grad" in row.targets
+            or "grad" in mentioned
+            or (beside[id(row)] and _adds(row.node))
             or any(id(child.node) in found.keep for child in row.children)
         )
         if wanted:
@@ -153,6 +154,16 @@ def _find_forks(rows: list[_Row], found: Slice) -> None:
     for row in rows:
         if isinstance(row.node, ast.If) and id(row.node) in found.keep and binds(row):
             found.forks.add(id(row.node))
+
+
+def _adds(node: ast.stmt) -> bool:
+    """Whether a statement adds to a name: a counter, or a running loss."""
+    if isinstance(node, ast.AugAssign):
+        return True
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.BinOp):
+        return False
+    left, target = node.value.left, node.targets[0]
+    return isinstance(left, ast.Name) and isinstance(target, ast.Name) and left.id == target.id
 
 
 def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -> _Row:

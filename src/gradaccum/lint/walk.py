@@ -28,6 +28,8 @@ LONG = 11
 OUTER = 2
 EXACT = 16
 """Literal lengths up to this one are walked as they are."""
+MANY = 64
+"""Micro-batches from which on a 16-bit sum is worth a note."""
 DEPTH = 12
 PER_WALK = 12_000
 """Statements and calls of one walk."""
@@ -512,6 +514,8 @@ def _range(
                 yield Num(index, frozenset(), True), index == exact[-1]
             return
     count = trips(walker, node, env.module)
+    if len(numbers) == len(bounds) and bounds and count == WINDOW and len(exact) >= MANY:
+        walker.windows.add("many")
     if len(numbers) == len(bounds) and bounds and count not in (1, OUTER, WINDOW):
         walker.trace.exact = False
         if any(len(exact) % modulus == 0 for modulus in walker.module_slice(env.module).moduli):
