@@ -49,7 +49,9 @@ def lint_tree(folder: str, paths: list[str]) -> list[tuple[str, list[tuple[str, 
         start = time.process_time()
         module = program.load(path)
         hits = judge(program, module) if module else []
-        rows.append((path, [(h.code, h.line, h.message) for h in hits], time.process_time() - start))
+        rows.append(
+            (path, [(h.code, h.line, h.message) for h in hits], time.process_time() - start)
+        )
     return rows
 
 
@@ -81,7 +83,9 @@ def main() -> int:
         for path, hits, _ in rows:
             _score(tree, path, hits, labels[tree, path], table, by_repo, by_file, options.quiet)
     _print(table, by_repo, by_file)
-    print(f"{sum(cost for rows in results.values() for _, _, cost in rows):.1f} s of processor time")
+    print(
+        f"{sum(cost for rows in results.values() for _, _, cost in rows):.1f} s of processor time"
+    )
     slow = sorted(((cost, tree, path) for tree, rows in results.items() for path, _, cost in rows))
     for cost, tree, path in slow[-3:]:
         print(f"  {cost:.2f} s {tree}/{path}")
@@ -120,7 +124,7 @@ def _score(tree, path, hits, row, table, by_repo, by_file, quiet) -> None:
         table[code][kind] += 1
         by_repo[tree][kind] += 1
         by_file[tree, path][kind] += 1
-        if kind in ("false", "debatable") and not quiet or say:
+        if (kind in ("false", "debatable") and not quiet) or say:
             print(f"{kind:9} {row['review']:8} {code} {tree}/{path}:{line} {message[:90]}{say}")
     for item in pending:
         code = CODES[item["rule"]][0]
@@ -142,8 +146,12 @@ def _print(table, by_repo, by_file) -> None:
     for name, groups in (("file", by_file), ("repository", by_repo)):
         positive = [group for group in groups.values() if group["true"] + group["missed"]]
         flagged = [group for group in groups.values() if group["true"] + group["false"]]
-        recall = sum(g["true"] / (g["true"] + g["missed"]) for g in positive) / max(1, len(positive))
-        precision = sum(g["true"] / (g["true"] + g["false"]) for g in flagged) / max(1, len(flagged))
+        recall = sum(g["true"] / (g["true"] + g["missed"]) for g in positive) / max(
+            1, len(positive)
+        )
+        precision = sum(g["true"] / (g["true"] + g["false"]) for g in flagged) / max(
+            1, len(flagged)
+        )
         print(f"mean by {name}: recall {recall:.3f}  precision {precision:.3f}")
 
 

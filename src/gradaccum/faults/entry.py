@@ -42,6 +42,8 @@ class Fault:
     """What `bad` and `good` leave in `figure`, checked by running them."""
     static: bool = True
     """Whether the linter can see it."""
+    usual: bool = True
+    """Whether the linter reports it without being asked by `--select`."""
     prelude: str = PRELUDE
     runtime: Callable[..., object] | None = None
     """The doctor's detector."""

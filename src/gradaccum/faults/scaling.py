@@ -80,6 +80,7 @@ for y in labels:
 figure = round(weight.grad[0].item(), 3)
 """,
         figures=(0.0, -0.3),
+        usual=False,
         prelude=_TOKENS,
     ),
     Fault(

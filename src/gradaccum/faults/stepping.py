@@ -32,7 +32,9 @@ FAULTS = (
         what="`step()` runs twice over the same gradients.",
         why="The same gradient is applied twice: {bad} instead of {good} below.",
         mend="Remove the second `step()`.",
-        bad=_PLAIN.replace("    optimizer.step()\n", "    optimizer.step()\n    optimizer.step()\n"),
+        bad=_PLAIN.replace(
+            "    optimizer.step()\n", "    optimizer.step()\n    optimizer.step()\n"
+        ),
         good=_PLAIN,
         figures=(-4.0, 2.0),
     ),

@@ -24,7 +24,7 @@ _MATH: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_COMPARE: dict[type[ast.cmpop], Callable[[object, object], bool]] = {
+_COMPARE: dict[type[ast.cmpop], Callable[..., bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -32,6 +32,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[object, object], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_NEGATIVE: dict[type[ast.cmpop], str] = {ast.NotEq: "Eq", ast.IsNot: "Is", ast.NotIn: "In"}
 BIG = 8
 """A written window length beyond this one is walked as a short one."""
 
@@ -54,6 +55,8 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
             return Num(value, left.tags | right.tags, left.varies or right.varies)
     if isinstance(left, Seq) and isinstance(right, Seq) and isinstance(op, ast.Add):
         return Seq([*left.items, *right.items], left.depth, left.open or right.open)
+    if isinstance(left, Num) and isinstance(right, Seq):
+        left, right = right, left
     if isinstance(left, Seq) and isinstance(right, Num) and isinstance(op, ast.Mult):
         times = int(right.value)
         if len(left.items) * times <= 64:
@@ -79,12 +82,13 @@ def _drawn(left: Value, right: Value) -> tuple[Value, Value]:
     if any(isinstance(part, Thing) and (part.kind == "grad" or "grad" in part.uses)
            for part in (left, right)):  # fmt: skip
         return left, right
-    return tuple(
-        Tensor(frozenset((part,)), flags=frozenset(("leaf",)))
-        if isinstance(part, Thing) and part.kind == "leaf"
-        else part
-        for part in (left, right)
-    )  # type: ignore[return-value]
+    return _from_leaf(left), _from_leaf(right)
+
+
+def _from_leaf(value: Value) -> Value:
+    if isinstance(value, Thing) and value.kind == "leaf":
+        return Tensor(frozenset((value,)), flags=frozenset(("leaf",)))
+    return value
 
 
 def _number(walker: Walker, value: Value) -> Value:
@@ -148,7 +152,9 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
             return replace(both, divisors=(*left.divisors, *right.divisors), partial=())
         if isinstance(op, ast.MatMult):
             return replace(both, divisors=(), partial=())
-        return divided(replace(both, divisors=left.divisors, partial=()), Thing("unknown", "tensor"))
+        return divided(
+            replace(both, divisors=left.divisors, partial=()), Thing("unknown", "tensor")
+        )
     tensor, other = (left, right) if isinstance(left, Tensor) else (right, left)
     assert isinstance(tensor, Tensor)
     other = _number(walker, other)
@@ -319,14 +325,12 @@ def _pair(
         if isinstance(left, str) and all(isinstance(item, str) for item in right.items):
             return (left in right.items) == isinstance(op, ast.In)
     changes = varies(left) or varies(right)
-    negative = {ast.NotEq: "Eq", ast.IsNot: "Is", ast.NotIn: "In"}.get(type(op))
+    negative = _NEGATIVE.get(type(op))
     key = f"{key_of(left)} {negative or type(op).__name__} {key_of(right)}"
     return key, changes, negative is None
 
 
-def _counts(
-    counter: Num, limit: Thing, test: ast.Compare, around: ast.AST | None
-) -> bool:
+def _counts(counter: Num, limit: Thing, test: ast.Compare, around: ast.AST | None) -> bool:
     """Whether a counter is held against a window length: the branch starts it anew."""
     if not counter.varies or limit.kind != "unknown" or not isinstance(around, ast.If):
         return False

@@ -30,9 +30,7 @@ def call(walker: Walker, env: Env, node: ast.Call) -> Value:
     return apply(walker, node, target, args, kwargs)
 
 
-def _arguments(
-    walker: Walker, env: Env, node: ast.Call
-) -> tuple[list[Value], dict[str, Value]]:
+def _arguments(walker: Walker, env: Env, node: ast.Call) -> tuple[list[Value], dict[str, Value]]:
     args: list[Value] = []
     for part in node.args:
         value = evaluate(walker, env, part)
@@ -65,7 +63,7 @@ def _method(
     if isinstance(receiver, Class):
         method = find_method(walker, receiver, name)
         if method is not None:
-            return _enter(walker, node, method, args, kwargs)
+            return _enter(walker, method, args, kwargs)
         return unknown_call(walker, node, None, args, kwargs)
     if isinstance(receiver, Thing):
         if receiver.key == "super()":
@@ -79,7 +77,7 @@ def _method(
             method = find_method(walker, home, name)
             if method is not None:
                 method.owner = receiver
-                result = _enter(walker, node, method, args, kwargs)
+                result = _enter(walker, method, args, kwargs)
                 if receiver.kind == "model" and isinstance(result, Thing):
                     return effects.forward(walker, node, receiver, tensors([*args, result]), result)
                 return result
@@ -93,9 +91,7 @@ def _method(
     return unknown_call(walker, node, receiver, args, kwargs)
 
 
-def _enter(
-    walker: Walker, node: ast.Call, func: Func, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def _enter(walker: Walker, func: Func, args: list[Value], kwargs: dict[str, Value]) -> Value:
     walker.budget -= 1
     return walker.function(func, args, kwargs)
 
@@ -105,7 +101,7 @@ def apply(
 ) -> Value:
     """Call `target`."""
     if isinstance(target, Func):
-        return _enter(walker, node, target, args, kwargs)
+        return _enter(walker, target, args, kwargs)
     if isinstance(target, Class):
         return instantiate(walker, node, target, args, kwargs)
     if isinstance(target, Tensor):
@@ -119,7 +115,7 @@ def apply(
             method = find_method(walker, home, "__call__")
             if method is not None:
                 method.owner = target
-                return _enter(walker, node, method, args, kwargs)
+                return _enter(walker, method, args, kwargs)
         if target.kind == "scheduler":
             walker.note("step", node, target)
             return None

@@ -15,8 +15,18 @@ from gradaccum.lint.values import Class, Func, Num, Seq, Tensor, Thing, Value
 if TYPE_CHECKING:
     from gradaccum.lint.walk import Walker
 
-__all__ = ["METHODS", "OF_LEAF", "PLAIN", "alias", "backward", "enter", "escapes", "forward", "leaf",
-           "tensor_method"]
+__all__ = [
+    "METHODS",
+    "OF_LEAF",
+    "PLAIN",
+    "alias",
+    "backward",
+    "enter",
+    "escapes",
+    "forward",
+    "leaf",
+    "tensor_method",
+]
 
 Handler = Callable[["Walker", ast.Call, Thing, list[Value], dict[str, Value]], Value]
 
@@ -26,7 +36,8 @@ PLAIN = frozenset(
     {
         "apply", "buffers", "children", "get_parameter", "load_state_dict", "modules",
         "named_buffers", "named_children", "named_modules", "save", "save_pretrained",
-        "state_dict", "share_memory", "enable_gradient_checkpointing", "gradient_checkpointing_enable",
+        "state_dict", "share_memory", "enable_gradient_checkpointing",
+        "gradient_checkpointing_enable",
         "named_parameters", "parameters", "print_trainable_parameters",
     }
 )  # fmt: skip
@@ -88,7 +99,10 @@ def backward(
     *flags: str,
 ) -> None:
     """One backward pass, and the hooks that run in it."""
-    marks = [*flags, *(name for name in ("retain_graph", "create_graph") if kwargs.get(name) is True)]
+    marks = [
+        *flags,
+        *(name for name in ("retain_graph", "create_graph") if kwargs.get(name) is True),
+    ]
     walker.note("backward", node, via, tensor, *marks)
     if walker.inside("hook"):
         return
@@ -165,7 +179,9 @@ def _idle(walker: Walker, thing: Thing) -> bool:
 def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
           kwargs: dict[str, Value]) -> Value:  # fmt: skip
     first = args[0] if args else kwargs.get("optimizer", kwargs.get("closure"))
-    if isinstance(first, Thing) and (receiver.kind == "scaler" or receiver.uses & {"scale", "unscale"}):
+    if isinstance(first, Thing) and (
+        receiver.kind == "scaler" or receiver.uses & {"scale", "unscale"}
+    ):
         receiver.uses.add("scaler")
         first.uses.add("scaler_step")
         if not _idle(walker, first):
@@ -223,7 +239,7 @@ def clip(walker: Walker, node: ast.AST, target: Value, limit: Value, *flags: str
         thing = target if isinstance(target, Thing) else None
         if isinstance(target, Seq):
             thing = Thing("params", "list", models=library.models_of([target]))
-        scaled = isinstance(limit, Thing) and "get_scale" in str(limit.key)
+        scaled = isinstance(limit, Thing) and "get_scale" in limit.key
         marks = [*flags, *(["rescaled"] if scaled else [])]
         walker.note("clip", node, thing, None, *marks)
     return Thing("unknown", f"norm@{getattr(node, 'lineno', 0)}", True)
@@ -457,13 +473,18 @@ def enter(walker: Walker, value: Value, node: ast.AST) -> Value:
 
 def escapes(walker: Walker, node: ast.Call, values: list[Value]) -> None:
     """Note what unknown code was given: it may step, zero or run backward with it."""
-    if not walker.loops or (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) in _HARMLESS:
+    if (
+        not walker.loops
+        or (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) in _HARMLESS
+    ):
         return
     for value in values:
         parts = value.items[:16] if isinstance(value, Seq) else [value]
         for part in parts:
             if isinstance(part, Thing) and not isinstance(part.attrs.get("__class__"), Class):
-                if part.kind in _OWNED or (part.kind == "unknown" and not part.varies and part.uses):
+                if part.kind in _OWNED or (
+                    part.kind == "unknown" and not part.varies and part.uses
+                ):
                     walker.note("escape", node, part)
             elif isinstance(part, Tensor) and part.graph and part.forwards:
                 walker.note("escape", node, None, part)

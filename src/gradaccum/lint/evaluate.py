@@ -290,7 +290,8 @@ def _dict(walker: Walker, env: Env, node: ast.Dict) -> Value:
 def _comprehension(
     walker: Walker, env: Env, node: ast.ListComp | ast.SetComp | ast.GeneratorExp
 ) -> Value:
-    from gradaccum.lint.walk import Frame, elements, truth  # noqa: PLC0415 - they need each other
+    from gradaccum.lint.loops import elements  # noqa: PLC0415 - they need each other
+    from gradaccum.lint.walk import Frame, truth  # noqa: PLC0415 - they need each other
 
     inner = Env({}, env, env.module)
     made = Seq([], len(walker.loops))
@@ -422,7 +423,11 @@ def _unpack(walker: Walker, env: Env, target: ast.Tuple | ast.List, value: Value
     starred = any(isinstance(part, ast.Starred) for part in target.elts)
     for index, part in enumerate(target.elts):
         item: Value
-        if isinstance(value, Seq) and not starred and (not value.open and len(value.items) == count):
+        if (
+            isinstance(value, Seq)
+            and not starred
+            and (not value.open and len(value.items) == count)
+        ):
             item = value.items[index]
         elif isinstance(value, Tensor):
             item = value

@@ -127,9 +127,7 @@ def _beside(trace: Trace, thing: Thing) -> bool:
         elif event.kind == "step" and event.thing is thing:
             if "args" in event.flags or before is None:
                 return False
-            if before.loops != event.loops or before.path != event.path:
-                return False
-            return True
+            return before.loops == event.loops and before.path == event.path
     return False
 
 
@@ -160,9 +158,8 @@ def reaches(event: Event, optimizer: Thing, others: list[Thing]) -> bool | None:
     own = optimizer.models
     others = [other for other in others if other is optimizer or not twins(other, optimizer)]
     if len(others) == 1:
-        if models and own and not models & own and _plain(models) and _plain(own):
-            return False
-        return True
+        apart = bool(models) and bool(own) and not models & own
+        return not (apart and _plain(models) and _plain(own))
     if not models or not own:
         return None
     hit = [other for other in others if not other.models or other.models & models]

@@ -20,7 +20,12 @@ PER_VIEW = (
     *rules_zeroing.RULES, *rules_scaling.RULES, *rules_stepping.RULES, *rules_clipping.RULES,
     *rules_graph.RULES,
 )  # fmt: skip
-PER_WALK = (rules_zeroing.overwritten, *rules_scaling.GLOBAL, *rules_stepping.GLOBAL, *rules_graph.GLOBAL)
+PER_WALK = (
+    rules_zeroing.overwritten,
+    *rules_scaling.GLOBAL,
+    *rules_stepping.GLOBAL,
+    *rules_graph.GLOBAL,
+)
 
 
 def judge(program: Program, module: Module) -> list[Hit]:

@@ -120,7 +120,7 @@ def _construct(
     if name == "deepcopy" and args and isinstance(args[0], Thing):
         twin = args[0]
         home = twin.attrs.get("__class__")
-        kept = {"__class__": home} if home is not None else {}
+        kept: dict[str, Value] = {"__class__": home} if home is not None else {}
         return Thing(twin.kind, f"{twin.key}'", bool(walker.loops), kept, depth=depth, node=node)
     if name == "initialize" and "amp" in lower:
         return args[0] if len(args) == 1 else Seq(list(args), depth)
@@ -171,7 +171,11 @@ def _schedules(
 ) -> Thing | None:
     depth = len(walker.loops)
     lower = dotted.lower()
-    if "lr_scheduler" in lower or name.endswith(("LR", "LROnPlateau")) or "schedule" in name.lower():
+    if (
+        "lr_scheduler" in lower
+        or name.endswith(("LR", "LROnPlateau"))
+        or "schedule" in name.lower()
+    ):
         made = Thing("scheduler", name, node=node, depth=depth, args=tuple(args), kwargs=kwargs)
         for value in (*args, *kwargs.values()):
             if isinstance(value, Thing) and value.kind in ("unknown", "optimizer"):

@@ -210,5 +210,14 @@ def value_hook(facts: Facts, view: View) -> Iterator[Hit]:
             return
 
 
-RULES = (clip_each, clip_scaled, unscale_twice, update_cadence, clip_late, bypass, used_up, value_hook)
+RULES = (
+    clip_each,
+    clip_scaled,
+    unscale_twice,
+    update_cadence,
+    clip_late,
+    bypass,
+    used_up,
+    value_hook,
+)
 GLOBAL = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, certain, common_loop, tensor_of
+from gradaccum.lint.facts import Facts, View, certain, tensor_of
 from gradaccum.lint.hits import Hit, hit
 from gradaccum.lint.trace import Event
 from gradaccum.lint.values import Thing

@@ -46,8 +46,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
         yield hit(
             "GA201",
             last,
-            "the loss is not divided, so the update is the sum over the window: "
-            "N times the mean",
+            "the loss is not divided, so the update is the sum over the window: N times the mean",
             (window.step, "one update for all micro-batches of the window"),
         )
         return
@@ -168,6 +167,8 @@ def mean_of_means(facts: Facts) -> Iterator[Hit]:
     """GA203."""
     for event in facts.backwards:
         loss = tensor_of(event)
+        if "accelerate" in event.flags:
+            continue
         if "ignores" in loss.flags and loss.divisors and event.loops:
             yield hit(
                 "GA203",

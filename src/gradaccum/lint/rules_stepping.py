@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, is_model_root
+from gradaccum.lint.facts import Facts, View, certain, common_loop, is_model_root
 from gradaccum.lint.hits import Hit, hit
 from gradaccum.lint.trace import Event
 from gradaccum.lint.values import Num, Thing, Value
@@ -21,7 +20,9 @@ def step_without_backward(facts: Facts, view: View) -> Iterator[Hit]:
         step = window.step
         if window.fresh or window.lost or not before.fresh:
             continue
-        if any(event.kind in ("escape", "set_grad", "grad_scale", "zero") for event in window.since):
+        if any(
+            event.kind in ("escape", "set_grad", "grad_scale", "zero") for event in window.since
+        ):
             continue
         if step.loops != before.step.loops or "closure" in step.flags or "hook" in step.flags:
             continue
@@ -174,7 +175,8 @@ def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:
     twins = [
         other
         for other in facts.views
-        if other.optimizer is not optimizer and other.optimizer.node is optimizer.node
+        if other.optimizer is not optimizer
+        and other.optimizer.node is optimizer.node
         and other.optimizer.models == optimizer.models
     ]
     made = [event for event in facts.trace.events if event.kind == "built"
@@ -243,7 +245,9 @@ def _keys(value: Value, depth: int = 0) -> set[str]:
 
 def scheduler_in_hook(facts: Facts) -> Iterator[Hit]:
     """GA305 inside an optimizer-in-backward hook."""
-    divisors = {item.key for event in facts.backwards if event.tensor for item in event.tensor.divisors}
+    divisors = {
+        item.key for event in facts.backwards if event.tensor for item in event.tensor.divisors
+    }
     if not divisors & facts.trace.window_keys:
         return
     for event in facts.schedulers:
@@ -264,7 +268,9 @@ def parameters_changed(facts: Facts, view: View) -> Iterator[Hit]:
         writes = [
             event
             for event in window.since
-            if event.kind == "param_write" and "grad" not in event.flags and event.thing is not None
+            if event.kind == "param_write"
+            and "grad" not in event.flags
+            and event.thing is not None
             and event.thing.models & view.optimizer.models
         ]
         first = facts.trace.events.index(window.fresh[0])
@@ -362,5 +368,11 @@ def stale_forward(facts: Facts) -> Iterator[Hit]:
 
 
 RULES = (step_without_backward, tail, off_by_one, rebuilt, scheduler_early, parameters_changed)
-GLOBAL = (scheduler_in_hook, update_tracked, rebound, unfrozen_late, closure_and_backward, stale_forward)
-
+GLOBAL = (
+    scheduler_in_hook,
+    update_tracked,
+    rebound,
+    unfrozen_late,
+    closure_and_backward,
+    stale_forward,
+)

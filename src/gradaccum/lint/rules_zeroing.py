@@ -18,13 +18,14 @@ def never_zeroed(facts: Facts, view: View) -> Iterator[Hit]:
     others = [other.optimizer for other in facts.views]
     trace = facts.trace
     if any(
-        event.kind in ("zero", "set_grad")
-        and zeroes(event, view.optimizer, others) is not False
+        event.kind in ("zero", "set_grad") and zeroes(event, view.optimizer, others) is not False
         for event in trace.events
         if event.loops
     ):
         return
-    if any(_may_zero(event, view) for event in trace.events if event.kind == "escape" and event.loops):
+    if any(
+        _may_zero(event, view) for event in trace.events if event.kind == "escape" and event.loops
+    ):
         return
     for window in view.windows[1:]:
         if not window.fresh or not window.held or "closure" in window.step.flags:
@@ -113,7 +114,9 @@ def _accumulates(view: View, window: Window, facts: Facts) -> bool:
 
 def hook_steps(facts: Facts, view: View) -> Iterator[Hit]:
     """GA102: an optimizer that steps inside backward, in a loop that accumulates."""
-    divisors = {item.key for event in facts.backwards if event.tensor for item in event.tensor.divisors}
+    divisors = {
+        item.key for event in facts.backwards if event.tensor for item in event.tensor.divisors
+    }
     values = {
         item.value for event in facts.backwards if event.tensor for item in event.tensor.divisors
     }
@@ -140,9 +143,7 @@ def stale_start(facts: Facts, view: View) -> Iterator[Hit]:
     if facts.driven or facts.opaque or len(view.windows) < 2:
         return
     first = view.windows[0]
-    outside = [
-        event for event in first.fresh if len(event.loops) < len(first.step.loops)
-    ]
+    outside = [event for event in first.fresh if len(event.loops) < len(first.step.loops)]
     inside = [event for event in first.fresh if event.loops and event not in outside]
     later = {event.node for window in view.windows[1:] for event in window.fresh}
     if inside and outside and not any(event.node in later for event in outside):
@@ -208,7 +209,9 @@ def unowned(facts: Facts, view: View) -> Iterator[Hit]:
                 outside = {part for part in parts if part not in view.optimizer.models} - frozen
                 if parts & view.optimizer.models and outside and whole not in view.optimizer.models:
                     reached = window.fresh[-1].tensor
-                    if reached is not None and (whole in reached.models or outside & reached.models):
+                    if reached is not None and (
+                        whole in reached.models or outside & reached.models
+                    ):
                         yield hit(
                             "GA105",
                             event,
@@ -229,7 +232,9 @@ def overwritten(facts: Facts) -> Iterator[Hit]:
         again = [
             other
             for other in writes
-            if other.node is event.node and len(other.loops) > 1 and other.loops[0] != event.loops[0]
+            if other.node is event.node
+            and len(other.loops) > 1
+            and other.loops[0] != event.loops[0]
         ]
         after = [step for step in steps if not step.loops]
         if again and after and len(steps) == 1 and not is_model_root(event.loops[0].node):

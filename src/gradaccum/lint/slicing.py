@@ -30,7 +30,7 @@ SIDE = frozenset(
 )  # fmt: skip
 """Names that matter where a walk comes by, but do not call for one."""
 
-_HEADERS = {
+_HEADERS: dict[type[ast.stmt], tuple[str, ...]] = {
     ast.If: ("test",),
     ast.While: ("test",),
     ast.For: ("target", "iter"),
@@ -264,7 +264,9 @@ def _called(row: _Row, functions: Collection[str], methods: set[str]) -> frozens
     head = row.node
     if isinstance(head, _NESTS):
         return frozenset(named & methods)
-    parts = [getattr(head, name) for name in _HEADERS[type(head)]] if type(head) in _HEADERS else [head]
+    parts = (
+        [getattr(head, name) for name in _HEADERS[type(head)]] if type(head) in _HEADERS else [head]
+    )
     bare: set[str] = set()
     for part in parts:
         for item in part if isinstance(part, list) else [part]:
@@ -315,7 +317,8 @@ def _needed(rows: list[_Row], found: Slice) -> set[str]:
             wanted = (
                 row.function in needed
                 if isinstance(row.node, ast.Return)
-                else bool(row.targets & needed) or any(child.targets & needed for child in row.children)
+                else bool(row.targets & needed)
+                or any(child.targets & needed for child in row.children)
             )
             if wanted:
                 more |= row.names

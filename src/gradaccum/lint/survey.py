@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from gradaccum.lint.calls import instantiate
 from gradaccum.lint.evaluate import base_kind, evaluate, find_method, key_of
+from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import CORE, Slice, slice_module
 from gradaccum.lint.trace import Trace
 from gradaccum.lint.values import Class, Env, Func, Thing, Value
-from gradaccum.lint.walk import LENGTH, PER_WALK, Exhausted, Frame, Walker
+from gradaccum.lint.walk import PER_WALK, Exhausted, Frame, Walker
 
 __all__ = ["Survey", "survey"]
 
@@ -112,9 +113,7 @@ def _explore(
     walks = 0
     while plans and walks < WALKS and budget > 0:
         plan = plans.pop(0)
-        walker, _ = _walk(
-            program, module, root, slices, visited, plan, known, windows, manner
-        )
+        walker, _ = _walk(program, module, root, slices, visited, plan, known, windows, manner)
         walks += 1
         budget -= PER_WALK - max(walker.budget, 0)
         taken = tuple(walker.trace.decisions[key][0] for key in walker.order)
@@ -175,7 +174,9 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
         static = any(getattr(item, "id", "") == "staticmethod" for item in node.decorator_list)
         if not static:
             if node.name == "__init__":
-                func.owner = Thing(base_kind(walker, home), root.home.name, attrs={"__class__": home})
+                func.owner = Thing(
+                    base_kind(walker, home), root.home.name, attrs={"__class__": home}
+                )
             else:
                 func.owner = instantiate(walker, root.home, home, [], {})
                 func.owner.node = None

@@ -36,6 +36,7 @@ class Event:
 
     @property
     def line(self) -> int:
+        """Where it stands."""
         return getattr(self.node, "lineno", 1)
 
 

@@ -1,4 +1,4 @@
-"""What an expression can stand for while a loop is walked: numbers, tensors, and things by identity.
+"""What an expression can stand for while a loop is walked: numbers, tensors, things by identity.
 
 Values are followed instead of names: an optimizer is what an optimizer's constructor returned,
 wherever it was put since.
@@ -64,7 +64,7 @@ class Thing:
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A tensor with a history: which models, what it was divided by, whether it still has a graph."""
+    """A tensor with a history: which models, what it was divided by, whether it has a graph."""
 
     models: frozenset[Thing] = frozenset()
     divisors: tuple[Divisor, ...] = ()
@@ -131,7 +131,7 @@ class Env:
         self.outer.get(name, self).names[name] = value
 
 
-Value: TypeAlias = None | bool | str | Num | Thing | Tensor | Seq | Func | Class
+Value: TypeAlias = bool | str | Num | Thing | Tensor | Seq | Func | Class | None
 
 
 def varies(value: Value) -> bool:
