@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from gradaccum.faults import CATALOGUE
 from gradaccum.lint.judge import judge
 from gradaccum.lint.program import Program
 
@@ -48,7 +49,8 @@ def lint_tree(folder: str, paths: list[str]) -> list[tuple[str, list[tuple[str, 
     for path in paths:
         start = time.process_time()
         module = program.load(path)
-        hits = judge(program, module) if module else []
+        hits = [hit for hit in (judge(program, module) if module else []) if hit.path == path]
+        hits = [hit for hit in hits if CATALOGUE[hit.code].usual]
         rows.append(
             (path, [(h.code, h.line, h.message) for h in hits], time.process_time() - start)
         )

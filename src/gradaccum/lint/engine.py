@@ -46,16 +46,32 @@ def lint(sources: Sequence[Source], settings: Settings, jobs: int | None = None)
     else:
         program = Program(texts)
         for source in sources:
-            result.findings.extend(lint_source(source, program, settings))
+            result.findings.extend(lint_source(source, program, settings, result.texts))
+    result.findings = _once(result.findings, sources)
     return result
 
 
-_shared: tuple[Program, Settings] | None = None
+def _once(findings: list[Finding], sources: Sequence[Source]) -> list[Finding]:
+    """Each finding once, in the order of the files: two roots may lead to one helper."""
+    rank = {source.path: index for index, source in enumerate(sources)}
+    unique = {(item.path, item.line, item.column, item.code): item for item in findings}
+    return sorted(
+        unique.values(),
+        key=lambda item: (
+            rank.get(item.path.split(":cell ")[0], 0),
+            item.path,
+            item.line,
+            item.code,
+        ),
+    )
 
 
-def _start(texts: dict[str, str | bytes], settings: Settings) -> None:
+_shared: tuple[Program, Settings, dict[str, Source]] | None = None
+
+
+def _start(texts: dict[str, str | bytes], settings: Settings, known: dict[str, Source]) -> None:
     global _shared
-    _shared = Program(texts), settings
+    _shared = Program(texts), settings, known
 
 
 def _one(source: Source) -> list[Finding]:
@@ -68,12 +84,17 @@ def _parallel(
 ) -> list[Finding]:
     from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415 - 30 ms for many files only
 
-    with ProcessPoolExecutor(workers, initializer=_start, initargs=(texts, settings)) as pool:
+    known = {source.path: source for source in sources if source.path in texts}
+    shared = (texts, settings, known)
+    with ProcessPoolExecutor(workers, initializer=_start, initargs=shared) as pool:
         return [finding for found in pool.map(_one, sources, chunksize=4) for finding in found]
 
 
-def lint_source(source: Source, program: Program, settings: Settings) -> list[Finding]:
+def lint_source(
+    source: Source, program: Program, settings: Settings, known: dict[str, Source] | None = None
+) -> list[Finding]:
     """The findings of one source that the settings want and no `# noqa` covers."""
+    places = {**(known or {}), source.path: source}
     hits: list[Hit] = []
     try:
         if _MAYBE.search(source.data):
@@ -87,9 +108,11 @@ def lint_source(source: Source, program: Program, settings: Settings) -> list[Fi
     except (RecursionError, MemoryError):
         hits = []  # too deep to follow, so nothing can be proved
     return [
-        _finding(one, source)
+        _finding(one, places)
         for one in hits
-        if one.code in settings.codes and not silenced(source.text(one.line), one.code)
+        if one.code in settings.codes
+        and one.path in places
+        and not silenced(places[one.path].text(one.line), one.code)
     ]
 
 
@@ -140,12 +163,12 @@ def _broken(path: str, error: SyntaxError | ValueError) -> Hit:
     return Hit(SYNTAX, path, line, column, f"this file does not parse: {reason}")
 
 
-def _finding(one: Hit, source: Source) -> Finding:
+def _finding(one: Hit, places: dict[str, Source]) -> Finding:
     fault = CATALOGUE.get(one.code)
-    path, line = source.place(one.line)
+    path, line = places[one.path].place(one.line)
     evidence = []
     for other, at, what in one.evidence:
-        where, row = source.place(at) if other == source.path else (other, at)
+        where, row = places[other].place(at) if other in places else (other, at)
         evidence.append(Evidence(where, row, what))
     return Finding(
         one.code,

@@ -29,13 +29,12 @@ PER_WALK = (
 
 
 def judge(program: Program, module: Module) -> list[Hit]:
-    """All faults of one file."""
+    """All faults of the loops that start in one file, wherever they lie."""
     found: dict[tuple[str, str, int, int], Hit] = {}
     for item in survey(program, module):
         for one in _agreed(item):
-            if one.path == module.path:
-                found.setdefault(one.place, one)
-    return sorted(found.values(), key=lambda one: (one.line, one.column, one.code))
+            found.setdefault(one.place, one)
+    return sorted(found.values(), key=lambda one: (one.path, one.line, one.column, one.code))
 
 
 def _agreed(item: Survey) -> list[Hit]:

@@ -66,6 +66,8 @@ class Program:
     def __init__(self, texts: dict[str, str | bytes] | None = None) -> None:
         self.texts = texts or {}
         self.modules: dict[str, Module | None] = {}
+        self.slices: dict[str, object] = {}
+        """What slicing.py found in each file."""
         self._tails: dict[str, list[str]] = {}
         for path in self.texts:
             self._tails.setdefault(PurePath(path).stem, []).append(path)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gradaccum.lint.program import Module
+from gradaccum.lint.program import Module, Program
 
 __all__ = ["CORE", "Slice", "slice_module"]
 
@@ -68,6 +68,8 @@ class Slice:
         self.keep: set[int] = set()
         self.mentions: dict[int, frozenset[str]] = {}
         self.functions: dict[str, frozenset[str]] = {}
+        self.foreign: dict[str, frozenset[str]] = {}
+        """Training functions of other given files, by the name they are called by here."""
         self.called: dict[int, frozenset[str]] = {}
         self.forks: set[int] = set()
         """`if` statements that bind what a training call is made of."""
@@ -77,9 +79,16 @@ class Slice:
         """Functions with a training loop of their own, or that call one that has."""
 
 
-def slice_module(module: Module) -> Slice:
-    """Slice `module` backwards from its training calls."""
+def slice_module(module: Module, program: Program | None = None) -> Slice:
+    """Slice `module` backwards from its training calls, those in other given files included."""
     found = Slice()
+    if program is not None:
+        if module.path in program.slices:
+            done = program.slices[module.path]
+            assert isinstance(done, Slice)
+            return done
+        program.slices[module.path] = found  # also ends a circle of imports
+        _import_foreign(module, program, found)
     rows: list[_Row] = []
     top = [_row(node, rows, "") for node in module.tree.body]
     calls = _function_calls(rows, found)
@@ -232,6 +241,30 @@ def _loaded(target: ast.expr) -> ast.expr:
     return target
 
 
+def _import_foreign(module: Module, program: Program, found: Slice) -> None:
+    """Note which imported functions, or methods of imported classes, train."""
+    for name, dotted in module.imports.items():
+        target = program.resolve(dotted, module.path)
+        if target is None or target[0] is module:
+            continue
+        other, rest = target
+        theirs = slice_module(other, program)
+        if rest in theirs.functions:
+            spelled = {name: rest}
+        elif not rest:
+            spelled = {own: own for own in theirs.functions}
+        else:
+            home = other.functions.get(rest)
+            body = home.body if isinstance(home, ast.ClassDef) else []
+            methods = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+            spelled = {own: own for own in methods if own in theirs.functions}
+        for local, own in spelled.items():
+            if theirs.functions[own]:
+                found.foreign[local] = found.foreign.get(local, frozenset()) | theirs.functions[own]
+                if own in theirs.looped:
+                    found.looped.add(local)
+
+
 def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]:
     own: dict[str, set[str]] = {}
     uses: dict[str, set[str]] = {}
@@ -240,6 +273,9 @@ def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]
             own.setdefault(row.node.name, set())
             uses.setdefault(row.node.name, set())
     methods = {row.node.name for row in rows if row.method}  # type: ignore[attr-defined]
+    for name, events in found.foreign.items():
+        own.setdefault(name, set()).update(events)
+        methods.add(name)
     for row in rows:
         row.called = _called(row, own.keys(), methods)
         if row.function in own:
@@ -253,8 +289,9 @@ def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]
             for other in called:
                 own[name] |= own[other]
             changed |= len(own[name]) != before
-    found.functions = {name: frozenset(events) for name, events in own.items()}
-    return found.functions
+    events_by_name = {name: frozenset(events) for name, events in own.items()}
+    found.functions = {name: events_by_name[name] for name in uses}
+    return events_by_name
 
 
 def _called(row: _Row, functions: Collection[str], methods: set[str]) -> frozenset[str]:

@@ -44,7 +44,7 @@ class _Root:
 
 def survey(program: Program, module: Module) -> list[Survey]:
     """Walk every training loop that starts in `module`."""
-    found = slice_module(module)
+    found = slice_module(module, program)
     slices = {module.path: found}
     visited: set[int] = set()
     surveys: list[Survey] = []

@@ -148,7 +148,7 @@ class Walker:
         """The slice of a file, made once for all walks of a root."""
         found = self.slices.get(module.path)
         if found is None:
-            found = self.slices[module.path] = slice_module(module)
+            found = self.slices[module.path] = slice_module(module, self.program)
         return found
 
     def scope(self, module: Module) -> Env:
