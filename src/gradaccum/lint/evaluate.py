@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.program import Module
+from gradaccum.lint.slicing import CORE
 from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value, varies
 
 if TYPE_CHECKING:
@@ -335,8 +336,29 @@ def _if_exp(walker: Walker, env: Env, node: ast.IfExp) -> Value:
     from gradaccum.lint.walk import truth  # noqa: PLC0415 - they need each other
 
     value = truth(walker, env, node.test)
-    taken = value if isinstance(value, bool) else walker.decide(value[0], value[1]) == value[2]
+    if isinstance(value, bool):
+        taken = value
+    else:
+        taken = walker.decide(value[0], value[1], _chooses(node)) == value[2]
     return evaluate(walker, env, node.body if taken else node.orelse)
+
+
+_choosing: dict[ast.AST, bool] = {}
+
+
+def _chooses(node: ast.IfExp) -> bool:
+    """Whether a conditional expression may decide about a division, a context or a call."""
+    if node not in _choosing:
+        if len(_choosing) > 4096:
+            _choosing.clear()
+        _choosing[node] = any(
+            isinstance(child, ast.BinOp)
+            and isinstance(child.op, ast.Div)
+            or isinstance(child, ast.Attribute)
+            and child.attr in CORE
+            for child in ast.walk(node)
+        )
+    return _choosing[node]
 
 
 def _truth(walker: Walker, env: Env, node: ast.expr) -> Value:

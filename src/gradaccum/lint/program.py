@@ -68,9 +68,11 @@ class Program:
         self.modules: dict[str, Module | None] = {}
         self.slices: dict[str, object] = {}
         """What slicing.py found in each file."""
-        self._tails: dict[str, list[str]] = {}
+        self._tails: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
         for path in self.texts:
-            self._tails.setdefault(PurePath(path).stem, []).append(path)
+            pieces = PurePath(path).with_suffix("").parts
+            if pieces:
+                self._tails.setdefault(pieces[-1], []).append((path, pieces))
 
     def add(self, module: Module) -> None:
         """Put in a file that is already parsed."""
@@ -101,11 +103,13 @@ class Program:
 
     def _nearest(self, parts: list[str], origin: str) -> str | None:
         best, best_common = None, -1
+        candidates = self._tails.get(parts[-1])
+        if not candidates:
+            return None
         here = PurePath(origin).parts[:-1]
-        for path in self._tails.get(parts[-1], ()):
+        for path, pieces in candidates:
             if path == origin:
                 continue
-            pieces = PurePath(path).with_suffix("").parts
             if pieces[-len(parts) :] != tuple(parts):
                 continue
             common = 0

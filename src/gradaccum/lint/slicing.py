@@ -43,7 +43,7 @@ _HEADERS: dict[type[ast.stmt], tuple[str, ...]] = {
 _MODES = frozenset({"eval", "train"})
 _BACKWARD = frozenset({"backward", "manual_backward"})
 _NESTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_DEEP = 5
+_DEEP = 3
 """Assignments that are followed back from a training call: a loss, its terms, their models."""
 _LEAVES = (ast.Break, ast.Continue, ast.Return)
 _EXITS = (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.Global, ast.Nonlocal)
@@ -121,14 +121,17 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
 
 def _find_moduli(module: Module, found: Slice) -> None:
     names: set[str] = set()
+    assigned: list[ast.Assign | ast.AnnAssign] = []
     for node in ast.walk(module.tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             if isinstance(node.right, ast.Constant) and isinstance(node.right.value, int):
                 found.moduli.add(node.right.value)
             elif isinstance(node.right, (ast.Name, ast.Attribute)):
                 names.add(getattr(node.right, "id", getattr(node.right, "attr", "")))
-    for node in ast.walk(module.tree):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            assigned.append(node)
+    for node in assigned if names else ():
+        if node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             pairs = [(target, node.value) for target in targets]
             if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
@@ -147,8 +150,6 @@ def _find_forks(rows: list[_Row], found: Slice) -> None:
         own = row.names | row.targets
         if own & CORE and not isinstance(row.node, _NESTS):
             hot |= own
-        if any(isinstance(child.node, _LEAVES) for child in row.children):
-            hot |= row.names
     first = set(hot)
     for row in rows:
         if row.targets & first and not isinstance(row.node, _NESTS):

@@ -124,7 +124,7 @@ def _explore(
         # Turn one decision at a time, those made last first: they lie in the loop itself.
         for position in range(len(taken) - 1, -1, -1):
             turned = [*taken[:position], not taken[position]]
-            if taken[position] and turned not in plans:
+            if taken[position] == walker.usual[position] and turned not in plans:
                 plans.append(turned)
     return Survey(root.node, traces, manner == "driven", manner == "twice")
 

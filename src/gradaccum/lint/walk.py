@@ -20,6 +20,8 @@ from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Val
 
 __all__ = ["Exhausted", "Frame", "Walker"]
 
+STEADY = 4
+"""Iterations that are enough where all of them step alike."""
 DEPTH = 12
 PER_WALK = 12_000
 """Statements and calls of one walk."""
@@ -61,6 +63,7 @@ class Walker:
     """Symbols that count micro-batches, shared by all walks of a root."""
     trace: Trace = field(default_factory=Trace)
     order: list[str] = field(default_factory=list)
+    usual: list[bool] = field(default_factory=list)
     loops: list[Frame] = field(default_factory=list)
     contexts: list[tuple[str, Value]] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
@@ -131,15 +134,18 @@ class Walker:
         self.trace.exact = False
         return Num(self.known[key], frozenset((key,)))
 
-    def decide(self, key: str, changes: bool, matters: bool = True) -> bool:
-        """How an unknown condition is taken in this walk."""
+    def decide(
+        self, key: str, changes: bool, matters: bool = True, usual: bool = True
+    ) -> bool:
+        """How an unknown condition is taken in this walk; `usual` where nothing was planned."""
         if key in self.trace.decisions:
             return self.trace.decisions[key][0]
         if not matters:
-            self.trace.decisions[key] = (True, changes)
-            return True
+            self.trace.decisions[key] = (usual, changes)
+            return usual
         position = len(self.order)
-        choice = self.choices[position] if position < len(self.choices) else True
+        choice = self.choices[position] if position < len(self.choices) else usual
+        self.usual.append(usual)
         self.order.append(key)
         self.trace.decisions[key] = (choice, changes)
         return choice
@@ -330,7 +336,8 @@ def _if(walker: Walker, node: ast.If, env: Env) -> str:
         finally:
             walker.unsure.pop()
     matters = bool(found.mentions[id(node)] & CORE) or id(node) in found.forks
-    taken = walker.decide(key, changes, matters) == positive
+    usual = not _skips(node.body, found) if positive else True
+    taken = walker.decide(key, changes, matters, usual) == positive
     walker.unsure.append(key)
     try:
         return walker.block(node.body if taken else node.orelse, env)
@@ -345,6 +352,18 @@ def _only_leaves(body: list[ast.stmt], found: Slice) -> bool:
         bool(kept)
         and isinstance(kept[-1], (ast.Return, ast.Break, ast.Continue, ast.Raise))
         and not any(found.mentions[id(node)] & CORE for node in kept)
+    )
+
+
+def _skips(body: list[ast.stmt], found: Slice) -> bool:
+    """Whether a branch gives up this iteration: clears and leaves, as for a loss that is NaN."""
+    kept = [node for node in body if id(node) in found.keep]
+    return (
+        bool(kept)
+        and isinstance(kept[-1], (ast.Return, ast.Break, ast.Continue))
+        and not any(
+            found.mentions[id(node)] & {"step", "backward", "manual_backward"} for node in kept
+        )
     )
 
 
@@ -399,18 +418,38 @@ def _loop(
 ) -> str:
     frame = Frame(node, walker.tick())
     walker.loops.append(frame)
+    shapes: list[tuple[tuple[str, int, str], ...]] = []
     try:
         for index, (item, last) in enumerate(items):
             frame.turn(index, last)
             bind(item)
+            start = len(walker.trace.events)
+            accumulations = walker.accumulations
             signal = walker.block(node.body, env)
             if signal == "break":
                 return ""
             if signal == "return":
                 return signal
+            if index < STEADY:
+                shapes.append(_shape(walker.trace.events[start:]))
+                if index == STEADY - 1 and shapes[0] and len(set(shapes)) == 1:
+                    break  # every iteration steps alike: more of them would say no more
+            if walker.accumulations > accumulations + 1:
+                break  # an engine that keeps its own windows flushes at the end of each epoch
     finally:
         walker.loops.pop()
     return walker.block(node.orelse, env)
+
+
+def _shape(events: list[Event]) -> tuple[tuple[str, int, str], ...]:
+    """What an iteration did, if it stepped; else nothing."""
+    if not any(event.kind == "step" for event in events):
+        return ()
+    return tuple(
+        (event.kind, id(event.node), event.thing.key if event.thing else "")
+        for event in events
+        if event.kind not in ("escape", "store", "running")
+    )
 
 
 def _while(walker: Walker, node: ast.While, env: Env) -> str:
