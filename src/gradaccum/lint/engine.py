@@ -13,7 +13,7 @@ from gradaccum.faults import CATALOGUE
 from gradaccum.lint.hits import Hit
 from gradaccum.lint.judge import judge
 from gradaccum.lint.program import Module, Program, parse
-from gradaccum.lint.settings import SYNTAX, Settings, silenced
+from gradaccum.lint.settings import INTERNAL, SYNTAX, Settings, silenced
 from gradaccum.lint.sources import Source
 from gradaccum.records import Evidence, Finding
 
@@ -107,6 +107,9 @@ def lint_source(
         hits = [_broken(source.path, error)]
     except (RecursionError, MemoryError):
         hits = []  # too deep to follow, so nothing can be proved
+    except Exception as error:  # noqa: BLE001 - one file must not stop the others
+        reason = f"the linter failed here ({type(error).__name__}: {error}); please report it"
+        hits = [Hit(INTERNAL, source.path, 1, 0, reason)]
     return [
         _finding(one, places)
         for one in hits
@@ -172,12 +175,12 @@ def _finding(one: Hit, places: dict[str, Source]) -> Finding:
         evidence.append(Evidence(where, row, what))
     return Finding(
         one.code,
-        fault.severity if fault else "error",
+        fault.severity if fault else ("note" if one.code == INTERNAL else "error"),
         path,
         line,
         one.column + 1,
-        fault.title if fault else "does not parse",
+        fault.title if fault else ("not linted" if one.code == INTERNAL else "does not parse"),
         one.message,
         tuple(evidence),
-        fault.mend if fault else "Mend the syntax; the other files were linted.",
+        fault.mend if fault else "The other files were linted.",
     )

@@ -140,7 +140,9 @@ def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
     if not isinstance(value, Thing):
         return Thing("unknown", f"{key_of(value)}.{name}", varies(value))
     if value.kind == "external":
-        return Thing("external", f"{value.key}.{name}")
+        return (
+            value.attrs[name] if name in value.attrs else Thing("external", f"{value.key}.{name}")
+        )
     if value.kind == "file":
         module = walker.program.load(value.key)
         return _global(walker, module, name) if module else Thing("unknown", name)
@@ -352,10 +354,8 @@ def _chooses(node: ast.IfExp) -> bool:
         if len(_choosing) > 4096:
             _choosing.clear()
         _choosing[node] = any(
-            isinstance(child, ast.BinOp)
-            and isinstance(child.op, ast.Div)
-            or isinstance(child, ast.Attribute)
-            and child.attr in CORE
+            (isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div))
+            or (isinstance(child, ast.Attribute) and child.attr in CORE)
             for child in ast.walk(node)
         )
     return _choosing[node]

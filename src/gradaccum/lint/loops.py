@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint.program import Module
 from gradaccum.lint.slicing import Slice
-from gradaccum.lint.values import Env, Num, Seq, Tensor, Thing, Value
+from gradaccum.lint.values import Env, Num, Seq, Thing, Value
 
 if TYPE_CHECKING:
     from gradaccum.lint.walk import Walker
@@ -98,8 +98,8 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
         yield Thing("param", f"{value.key}[i]", True, models=value.models, args=(value,)), True
         return
     count = trips(walker, node, env.module)
-    if isinstance(value, Tensor) and value.flags & {"literal"}:
-        count = LENGTH
+    if count not in (1, WINDOW):
+        walker.trace.exact = False
     key = value.key if isinstance(value, Thing) else "item"
     for index in range(count):
         yield Thing("unknown", f"{key}[{index}]", True, depth=len(walker.loops)), index == count - 1

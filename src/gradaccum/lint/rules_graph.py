@@ -66,7 +66,8 @@ def retained(facts: Facts) -> Iterator[Hit]:
                 return
         if not tensor.forwards or tensor.flags & {"opaque", "running"} or not event.loops:
             continue
-        if len(tensor.models) != 1 or len(facts.backwards) < 2:
+        whole = any(tensor.models <= model.models | {model} for model in tensor.models)
+        if not whole or len(facts.backwards) < 2:
             continue
         if any(other.node is not event.node for other in facts.backwards):
             continue

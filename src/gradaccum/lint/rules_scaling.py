@@ -156,7 +156,6 @@ def divided_twice(facts: Facts, view: View) -> Iterator[Hit]:
                     else "twice"
                 )
                 yield hit("GA202", event, f"the loss is divided by the window length {why}")
-                break
 
 
 def _is_count(key: str, facts: Facts) -> bool:

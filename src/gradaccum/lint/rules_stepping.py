@@ -104,7 +104,7 @@ def _tail_lost(facts: Facts, view: View) -> Iterator[Hit]:
     step = view.windows[-1].step
     if not last.loops or common_loop(step, last) is None or len(view.left) >= usual:
         return
-    if last.node is not view.windows[-1].fresh[-1].node:
+    if not view.windows[-1].fresh or last.node is not view.windows[-1].fresh[-1].node:
         return
     yield hit(
         "GA302",
@@ -150,7 +150,7 @@ def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
             f"all others after {full[0]}",
             (run[0].fresh[-1], "backward"),
         )
-    elif len(set(sizes[:-1])) > 1 and facts.trace.exact:
+    elif len(set(sizes[:-1])) > 1 and (facts.trace.exact or sizes[:-1].count(1) > len(run) // 2):
         shown = ", ".join(str(size) for size in sizes[:6])
         yield hit(
             "GA303",

@@ -70,7 +70,12 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
         marks = [mark for mark, _ in window.lost]
         if not all(certain(view, facts, mark) for mark in [*marks, *window.fresh]):
             continue
-        inner = [(mark, zero) for mark, zero in window.lost if len(zero.loops) >= len(mark.loops)]
+        inner = [
+            (mark, zero)
+            for mark, zero in window.lost
+            if len(zero.loops) >= len(mark.loops)
+            or (not window.fresh and zero.loops == window.step.loops)
+        ]
         if not inner or _by_hand(window):
             continue
         mark, zero = inner[-1]

@@ -10,8 +10,10 @@ from pathlib import Path
 from gradaccum.errors import InputError
 from gradaccum.faults import CATALOGUE
 
-__all__ = ["SYNTAX", "Settings", "load", "silenced"]
+__all__ = ["INTERNAL", "SYNTAX", "Settings", "load", "silenced"]
 
+INTERNAL = "GA000"
+"""The code of a file that the linter itself failed on."""
 SYNTAX = "GA001"
 """The code of a file that does not parse."""
 _NOQA = re.compile(r"#\s*noqa(?P<codes>\s*:\s*[A-Z]+[0-9]+(?:[\s,]+[A-Z]+[0-9]+)*)?", re.IGNORECASE)
@@ -55,13 +57,13 @@ def load(select: Iterable[str], ignore: Iterable[str], start: Path | None = None
     codes = (
         _expand(chosen)
         if chosen
-        else {c for c, fault in CATALOGUE.items() if fault.usual} | {SYNTAX}
+        else {c for c, fault in CATALOGUE.items() if fault.usual} | {SYNTAX, INTERNAL}
     )
     return Settings(frozenset(codes - _expand(left)), tuple(table.get("exclude", [])))
 
 
 def _expand(prefixes: Iterable[str]) -> set[str]:
-    every = {*CATALOGUE, SYNTAX}
+    every = {*CATALOGUE, SYNTAX, INTERNAL}
     found: set[str] = set()
     for part in prefixes:
         for prefix in part.replace(",", " ").split():

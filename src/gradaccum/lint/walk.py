@@ -134,9 +134,7 @@ class Walker:
         self.trace.exact = False
         return Num(self.known[key], frozenset((key,)))
 
-    def decide(
-        self, key: str, changes: bool, matters: bool = True, usual: bool = True
-    ) -> bool:
+    def decide(self, key: str, changes: bool, matters: bool = True, usual: bool = True) -> bool:
         """How an unknown condition is taken in this walk; `usual` where nothing was planned."""
         if key in self.trace.decisions:
             return self.trace.decisions[key][0]
