@@ -463,7 +463,9 @@ def enter(walker: Walker, value: Value, node: ast.AST) -> Value:
             every = int(walker.symbol(key).value)
         walker.accumulations += 1
         last = walker.loops[-1].last if walker.loops else False
-        walker.sync = walker.accumulations % max(every, 1) == 0 or last
+        count = walker.engines.get(id(accelerator), 0) + 1
+        walker.sync = count % max(every, 1) == 0 or last
+        walker.engines[id(accelerator)] = 0 if last else count
     walker.contexts.append((value.key, value.args[0] if value.args else None))
     if value.key == "scale_loss":
         loss = _as_loss(value.args[0])

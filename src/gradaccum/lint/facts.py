@@ -141,14 +141,26 @@ def _life(trace: Trace, optimizer: Thing, optimizers: list[Thing]) -> tuple[int,
     family = [other for other in optimizers if other is optimizer or twins(other, optimizer)]
     if len(family) == 1:
         return 0, len(trace.events)
-    first: dict[int, int] = {}
+    spans: dict[int, tuple[int, int]] = {}
     for index, event in enumerate(trace.events):
-        if event.thing is not None and event.kind in ("built", "zero", "step", "unscale"):
-            first.setdefault(id(event.thing), index)
-    starts = sorted(first.get(id(other), 0) for other in family)
-    start = first.get(id(optimizer), 0)
-    later = [other for other in starts if other > start]
-    return start, later[0] if later else len(trace.events)
+        if event.thing is not None and event.kind in ("zero", "step", "unscale"):
+            start, _ = spans.get(id(event.thing), (index, index))
+            spans[id(event.thing)] = start, index
+    own = spans.get(id(optimizer))
+    if own is None:
+        return 0, 0
+    others = [spans[id(other)] for other in family if other is not optimizer and id(other) in spans]
+    if any(start < own[1] and own[0] < end for start, end in others):
+        return 0, 0  # they are used in turns, so nobody can say whose a backward is
+    built = [
+        index
+        for index, event in enumerate(trace.events)
+        if event.kind == "built" and event.thing is optimizer
+    ]
+    before = max((end + 1 for _, end in others if end < own[0]), default=0)
+    start = max(before, built[0]) if built else before
+    later = [start for start, _ in others if start > own[1]]
+    return start, min(later) if later else len(trace.events)
 
 
 def reaches(event: Event, optimizer: Thing, others: list[Thing]) -> bool | None:

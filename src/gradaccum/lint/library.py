@@ -90,6 +90,10 @@ def external_call(
         limit = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
         target = args[0] if args else kwargs.get("parameters")
         return effects.clip(walker, node, target, limit)
+    if dotted.endswith("distributed.autograd.backward") and args:
+        # gradients go into a context of their own, not into `.grad`
+        effects.backward(walker, node, effects._as_loss(args[-1]), None, kwargs, "engine")
+        return None
     if dotted.endswith("autograd.backward") and args:
         effects.backward(walker, node, effects._as_loss(args[0]), None, kwargs)
         return None

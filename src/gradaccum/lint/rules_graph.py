@@ -145,6 +145,10 @@ def detached(facts: Facts) -> Iterator[Hit]:
         loss = tensor_of(event)
         if loss.graph or id(loss) in leaves or "opaque" in loss.flags:
             continue
+        if any(
+            other.kind == "forward" and other.path != event.path for other in facts.trace.events
+        ):
+            continue  # what another file does on the way is not followed closely enough
         if "detached" in loss.flags or "blind" in loss.flags:
             yield hit("GA503", event, "this loss has no graph: no parameter gets a gradient")
             return

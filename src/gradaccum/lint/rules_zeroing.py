@@ -13,7 +13,7 @@ __all__ = ["RULES"]
 
 def never_zeroed(facts: Facts, view: View) -> Iterator[Hit]:
     """GA101."""
-    if facts.driven or len(view.windows) < 2:
+    if facts.driven or facts.opaque or len(view.windows) < 2:
         return
     others = [other.optimizer for other in facts.views]
     trace = facts.trace

@@ -74,6 +74,8 @@ class Walker:
     clock: int = 0
     sync: bool = True
     accumulations: int = 0
+    engines: dict[int, int] = field(default_factory=dict)
+    """Micro-batches that each Accelerate engine has counted in this epoch."""
     driver: Frame | None = None
     aliases: dict[int, tuple[Tensor, Thing]] = field(default_factory=dict)
     hooks: list[tuple[Func, Thing]] = field(default_factory=list)
