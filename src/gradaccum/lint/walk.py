@@ -20,6 +20,7 @@ from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Val
 
 __all__ = ["Exhausted", "Frame", "Walker"]
 
+_FREE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 STEADY = 4
 """Iterations that are enough where all of them step alike."""
 DEPTH = 12
@@ -172,9 +173,10 @@ class Walker:
         for node in body:
             if id(node) not in keep:
                 continue
-            self.budget -= 1
-            if self.budget < 0:
-                raise Exhausted
+            if not isinstance(node, _FREE):
+                self.budget -= 1
+                if self.budget < 0:
+                    raise Exhausted
             handler = _HANDLERS.get(type(node))
             if handler is not None:
                 signal = handler(self, node, env)
