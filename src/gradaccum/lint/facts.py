@@ -99,6 +99,9 @@ def _roles(trace: Trace) -> tuple[list[Thing], list[Thing], bool]:
             continue
         if thing.uses & {"backward"}:
             opaque = True
+        elif thing.varies and thing.node is None and "hook" not in event.flags:
+            # picked anew in each iteration: nobody can say which one it is
+            opaque = opaque or bool(thing.uses & _KNOWN_BY)
         elif thing.kind == "optimizer":
             optimizers.append(thing)
         elif thing.kind == "scheduler" or "from_optimizer" in thing.uses:
