@@ -208,7 +208,7 @@ norm(torch.randn(32, 1)).pow(2).mean().backward()
 figure = norm.num_batches_tracked.item()
 """,
         figures=(4.0, 1.0),
-        static=False,
+        usual=False,
     ),
     Fault(
         code="GA702",
@@ -219,19 +219,27 @@ figure = norm.num_batches_tracked.item()
         "where the whole batch gives {good}.",
         mend="Use gradient caching: `ga.cached(...)`.",
         bad="""\
-a = torch.eye(4)
-figure = 0.0
+encoder = nn.Linear(4, 4, bias=False)
+nn.init.eye_(encoder.weight)
+batch, figure = torch.eye(4), 0.0
 for i in range(4):
-    part = a[i : i + 1]
-    figure += nn.functional.cross_entropy(part @ part.T, torch.arange(1)).item() / 4
+    part = encoder(batch[i : i + 1])
+    loss = nn.functional.cross_entropy(part @ part.T, torch.arange(1)) / 4
+    loss.backward()
+    figure += loss.item()
 figure = round(figure, 3)
 """,
         good="""\
-a = torch.eye(4)
-figure = round(nn.functional.cross_entropy(a @ a.T, torch.arange(4)).item(), 3)
+encoder = nn.Linear(4, 4, bias=False)
+nn.init.eye_(encoder.weight)
+batch = torch.eye(4)
+whole = encoder(batch)
+loss = nn.functional.cross_entropy(whole @ whole.T, torch.arange(4))
+loss.backward()
+figure = round(loss.item(), 3)
 """,
         figures=(0.0, 0.744),
-        static=False,
+        usual=False,
     ),
     Fault(
         code="GA703",

@@ -151,7 +151,8 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
         if isinstance(op, ast.Mult):
             return replace(both, divisors=(*left.divisors, *right.divisors), partial=())
         if isinstance(op, ast.MatMult):
-            return replace(both, divisors=(), partial=())
+            alike = {"similarity"} if left.models & right.models else set()
+            return replace(both, divisors=(), partial=(), flags=both.flags | alike)
         return divided(
             replace(both, divisors=left.divisors, partial=()), Thing("unknown", "tensor")
         )
@@ -160,6 +161,8 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
     other = _number(walker, other)
     tensor = replace(tensor, made=node)
     if isinstance(op, ast.Div):
+        if tensor.forwards and tensor.forwards <= walker.spent and isinstance(other, Num):
+            walker.note("divided_late", node, None, divided(tensor, other))
         if tensor is not left and not isinstance(left, Tensor):
             return divided(tensor, Thing("unknown", "reciprocal"))
         return divided(tensor, other)

@@ -104,6 +104,7 @@ def backward(
         *(name for name in ("retain_graph", "create_graph") if kwargs.get(name) is True),
     ]
     walker.note("backward", node, via, tensor, *marks)
+    walker.spent |= tensor.forwards
     if walker.inside("hook"):
         return
     walker.contexts.append(("hook", None))

@@ -295,8 +295,28 @@ def low_precision(facts: Facts) -> Iterator[Hit]:
                 return
 
 
+def coupled(facts: Facts) -> Iterator[Hit]:
+    """GA701 and GA702: what no split of a batch can equal."""
+    seen: set[int] = set()
+    for event in facts.backwards:
+        loss = tensor_of(event)
+        again = [other for other in facts.backwards if other.node is event.node]
+        if not event.loops or len(again) < 2 or id(event.node) in seen:
+            continue
+        whole = bool(loss.divisors) or any(view.usual() > 1 for view in facts.views)
+        if not whole:
+            continue
+        seen.add(id(event.node))
+        if "similarity" in loss.flags:
+            yield hit("GA702", event, "this loss compares the samples of one micro-batch with each "
+                      "other, so the split changes the objective")  # fmt: skip
+        if any("BatchNorm" in model.key for model in loss.models):
+            yield hit("GA701", event, "BatchNorm takes its statistics from each micro-batch, so no "
+                      "accumulation equals the whole batch")  # fmt: skip
+
+
 RULES = (synced_each,)
 GLOBAL = (
-    running_loss, retained, graph_kept, detached, post_hook_parameter, forward_outside,
+    coupled, running_loss, retained, graph_kept, detached, post_hook_parameter, forward_outside,
     left_in_eval, low_precision,
 )  # fmt: skip

@@ -27,12 +27,28 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
             continue
         if not owned(view, facts, window):
             continue
-        if not _is_window(facts, view, window) or _compensated(facts, window):
-            continue
         last = window.fresh[-1]
         loss = tensor_of(last)
-        if loss.divisors or loss.flags & {"sum", "cat", "weighted", "leaf"}:
+        late = _divided_late(facts, last, usual)
+        sometimes = any(
+            other.node is last.node and tensor_of(other).divisors for other in facts.backwards
+        )
+        if not (late or sometimes or _is_window(facts, view, window)):
             continue
+        if _compensated(facts, window) or loss.divisors:
+            continue
+        if loss.flags & {"sum", "cat", "weighted", "leaf"} and not sometimes:
+            continue
+        if late is not None:
+            yield hit(
+                "GA201",
+                late,
+                "divided only after its backward has run: the gradients are those of the "
+                "undivided loss",
+                (last, "backward of the undivided loss"),
+                (window.step, "one update for all micro-batches of the window"),
+            )
+            return
         if loss.partial:
             keys = {item.key for item in loss.partial} & trace.window_keys
             if keys:
@@ -50,6 +66,17 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
             (window.step, "one update for all micro-batches of the window"),
         )
         return
+
+
+def _divided_late(facts: Facts, mark: Event, usual: int) -> Event | None:
+    """A division by the window of a loss that was already differentiated."""
+    for event in facts.trace.events:
+        if event.kind != "divided_late" or event.tensor is None:
+            continue
+        same = event.tensor.forwards == tensor_of(mark).forwards
+        if same and event.tensor.divisors[-1].value == usual:
+            return event
+    return None
 
 
 def _one_line(window: Window) -> bool:

@@ -252,4 +252,41 @@ def overwritten(facts: Facts) -> Iterator[Hit]:
             return
 
 
-RULES = (never_zeroed, zeroed_inside, hook_steps, stale_start, other_losses_gradient, unowned)
+_FINITE = ("norm@", "isfinite", "isnan", "isinf")
+"""What a condition on the gradients' norm is made of."""
+
+
+def never_recovers(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA104: cleared only where the norm was finite."""
+    if facts.opaque or facts.driven or len(view.windows) < 2:
+        return
+    for window in view.windows[1:]:
+        cleared = [event for event in window.since if event.kind == "zero"]
+        if len(cleared) != 1 or not window.fresh:
+            continue
+        zero = cleared[0]
+        doubt = [
+            key
+            for key in zero.unsure
+            if key in window.step.unsure and any(word in key for word in _FINITE)
+        ]
+        if doubt and not any(key in window.fresh[-1].unsure for key in doubt):
+            yield hit(
+                "GA104",
+                zero,
+                "cleared only where the norm is finite: after one NaN the gradients stay NaN and "
+                "no update ever comes again",
+                (window.fresh[-1], "backward adds to what was not cleared"),
+            )
+            return
+
+
+RULES = (
+    never_recovers,
+    never_zeroed,
+    zeroed_inside,
+    hook_steps,
+    stale_start,
+    other_losses_gradient,
+    unowned,
+)

@@ -75,6 +75,8 @@ class Walker:
     clock: int = 0
     sync: bool = True
     accumulations: int = 0
+    spent: set[int] = field(default_factory=set)
+    """Forward passes that were differentiated."""
     engines: dict[int, int] = field(default_factory=dict)
     """Micro-batches that each Accelerate engine has counted in this epoch."""
     driver: Frame | None = None
