@@ -434,7 +434,10 @@ def tensor_method(
                        forwards=frozenset())  # fmt: skip
     if name == "requires_grad_" and (not args or args[0] is True):
         walker.note("requires_grad", node, None, tensor)
-        return tensor
+        if tensor.graph:
+            return tensor
+        fresh = Thing("leaf", f"leaf@{node.lineno}", node=node, depth=len(walker.loops))
+        return replace(leaf(fresh), made=node)
     if name in ("div", "div_", "true_divide") and args:
         return binary(walker, ast.Div(), tensor, args[0], node)
     if name in ("mul", "mul_", "multiply") and args:

@@ -163,6 +163,8 @@ def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
 def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:
     """GA304."""
     optimizer = view.optimizer
+    if facts.driven:
+        return  # the loop is ours
     if optimizer.kind != "optimizer" or optimizer.depth == 0 or optimizer.node is None:
         return
     if "load_state_dict" in optimizer.uses or not optimizer.models:
