@@ -132,7 +132,8 @@ def test_a_notebook_is_reported_by_cell(folder):
     assert "train.ipynb:cell 2:2:5: error GA102" in lint("train.ipynb", cwd=folder).stdout
 
 
-SARIF = Path(__file__).with_name("sarif-2.1.0.json")
+SCHEMA = os.environ.get("GRADACCUM_SARIF_SCHEMA", "")
+"""Where OASIS's `sarif-schema-2.1.0.json` lies; it is theirs, so it is not kept here."""
 
 
 def test_sarif_holds_to_the_standard(folder):
@@ -145,9 +146,9 @@ def test_sarif_holds_to_the_standard(folder):
         place = result["locations"][0]["physicalLocation"]
         assert place["artifactLocation"]["uri"] == "bad.py"
         assert place["region"]["startLine"] >= 1
-    if SARIF.exists():
+    if SCHEMA:
         jsonschema = pytest.importorskip("jsonschema")
-        jsonschema.validate(log, json.loads(SARIF.read_text()))
+        jsonschema.validate(log, json.loads(Path(SCHEMA).read_text()))
 
 
 def test_github_annotations_escape_what_they_must(folder):
