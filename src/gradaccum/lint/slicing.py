@@ -150,10 +150,11 @@ def _find_forks(rows: list[_Row], found: Slice) -> None:
         own = row.names | row.targets
         if own & CORE and not isinstance(row.node, _NESTS):
             hot |= own
-    first = set(hot)
-    for row in rows:
-        if row.targets & first and not isinstance(row.node, _NESTS):
-            hot |= row.names
+    for _ in range(2):  # a loss may be scaled under another name before its backward
+        first = set(hot)
+        for row in rows:
+            if row.targets & first and not isinstance(row.node, _NESTS):
+                hot |= row.names
 
     def binds(row: _Row) -> bool:
         return any(

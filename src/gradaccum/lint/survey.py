@@ -17,8 +17,10 @@ from gradaccum.lint.walk import PER_WALK, Exhausted, Frame, Walker
 
 __all__ = ["Survey", "survey"]
 
-WALKS = 12
+WALKS = 20
 """Walks of one root: decisions made last, which lie in the loop itself, are turned first."""
+ALIKE = 4
+"""Walks in a row that showed nothing new, after which no more are made."""
 BUDGET = 40_000
 """Statements walked for one root, over all its walks."""
 
@@ -110,7 +112,8 @@ def _explore(
     traces: list[Trace] = []
     tried: set[tuple[bool, ...]] = set()
     plans: list[list[bool]] = [[], [False] * 64]
-    walks = 0
+    walks = alike = 0
+    shapes: set[int] = set()
     while plans and walks < WALKS and budget > 0:
         plan = plans.pop(0)
         walker, _ = _walk(program, module, root, slices, visited, plan, known, windows, manner)
@@ -120,6 +123,11 @@ def _explore(
         if taken in tried:
             continue
         tried.add(taken)
+        shape = _shape(walker.trace)
+        alike = alike + 1 if shape in shapes else 0
+        if alike >= ALIKE:
+            break
+        shapes.add(shape)
         traces.append(walker.trace)
         # Turn one decision at a time, those made last first: they lie in the loop itself.
         for position in range(len(taken) - 1, -1, -1):
@@ -127,6 +135,17 @@ def _explore(
             if taken[position] == walker.usual[position] and turned not in plans:
                 plans.append(turned)
     return Survey(root.node, traces, manner == "driven", manner == "twice")
+
+
+def _shape(trace: Trace) -> int:
+    """What a walk did, in one number."""
+    return hash(
+        tuple(
+            (event.kind, id(event.node), event.flags, len(event.loops))
+            for event in trace.events
+            if event.kind not in ("escape", "forward", "mode", "store")
+        )
+    )
 
 
 def _per_epoch(probe: Walker, root: _Root) -> bool:

@@ -65,6 +65,8 @@ class Walker:
     trace: Trace = field(default_factory=Trace)
     order: list[str] = field(default_factory=list)
     usual: list[bool] = field(default_factory=list)
+    turnable: set[str] = field(default_factory=set)
+    """Conditions in `order`; one that did not matter at first may matter later."""
     loops: list[Frame] = field(default_factory=list)
     contexts: list[tuple[str, Value]] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
@@ -141,11 +143,13 @@ class Walker:
 
     def decide(self, key: str, changes: bool, matters: bool = True, usual: bool = True) -> bool:
         """How an unknown condition is taken in this walk; `usual` where nothing was planned."""
-        if key in self.trace.decisions:
-            return self.trace.decisions[key][0]
+        known = self.trace.decisions.get(key)
+        if known is not None and (not matters or key in self.turnable):
+            return known[0]
         if not matters:
             self.trace.decisions[key] = (usual, changes)
             return usual
+        self.turnable.add(key)
         position = len(self.order)
         choice = self.choices[position] if position < len(self.choices) else usual
         self.usual.append(usual)
