@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint import effects, library
 from gradaccum.lint.arithmetic import merged
-from gradaccum.lint.evaluate import attribute, base_kind, evaluate, find_method, text
+from gradaccum.lint.classes import base_kind, find_method
+from gradaccum.lint.evaluate import attribute, evaluate, text
 from gradaccum.lint.values import Class, Env, Func, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:

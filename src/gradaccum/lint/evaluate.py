@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _BUILTINS = frozenset(dir(builtins))
 
-__all__ = ["assign", "attribute", "base_kind", "evaluate", "find_method", "key_of", "text"]
+__all__ = ["assign", "attribute", "evaluate", "key_of", "text"]
 
 
 def text(node: ast.AST) -> str:
@@ -132,6 +132,8 @@ def _attribute(walker: Walker, env: Env, node: ast.Attribute) -> Value:
 
 def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
     """`value.name`."""
+    from gradaccum.lint.classes import find_method  # noqa: PLC0415 - they need each other
+
     if isinstance(value, Tensor):
         return _tensor_attribute(value, name, node)
     if isinstance(value, Class):
@@ -195,49 +197,6 @@ def _tensor_attribute(value: Tensor, name: str, node: ast.AST) -> Value:
     return value
 
 
-def find_method(walker: Walker, home: Class, name: str, depth: int = 0) -> Func | None:
-    """A method by name, in the class or in the bases we were given."""
-    for node in home.node.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-            static = any(text(item) == "staticmethod" for item in node.decorator_list)
-            func = Func(node, home.env, home.module, home=home)
-            if static:
-                func.bound = ()
-            return func
-    if depth < 8:
-        for base in home.node.bases:
-            value = evaluate(walker, home.env, base)
-            if isinstance(value, Class) and value is not home:
-                found = find_method(walker, value, name, depth + 1)
-                if found is not None:
-                    return found
-    return None
-
-
-def base_kind(walker: Walker, home: Class, depth: int = 0) -> str:
-    """What a class is by its bases: model, optimizer, scheduler, or just an instance."""
-    if home.node.bases and any(
-        isinstance(node, ast.FunctionDef) and node.name == "forward" for node in home.node.body
-    ):
-        return "model"
-    for base in home.node.bases:
-        value = evaluate(walker, home.env, base)
-        if isinstance(value, Class):
-            if depth < 8 and value is not home:
-                kind = base_kind(walker, value, depth + 1)
-                if kind != "instance":
-                    return kind
-            continue
-        name = key_of(value).split(".")[-1]
-        if name.endswith(("Module", "ModelMixin", "PreTrainedModel")):
-            return "model"
-        if name in ("Optimizer", "SGD", "Adam", "AdamW") or name.endswith("Optimizer"):
-            return "optimizer"
-        if name in ("LRScheduler", "_LRScheduler"):
-            return "scheduler"
-    return "instance"
-
-
 def _subscript(walker: Walker, env: Env, node: ast.Subscript) -> Value:
     value = evaluate(walker, env, node.value)
     if isinstance(value, Tensor):
@@ -293,8 +252,9 @@ def _dict(walker: Walker, env: Env, node: ast.Dict) -> Value:
 def _comprehension(
     walker: Walker, env: Env, node: ast.ListComp | ast.SetComp | ast.GeneratorExp
 ) -> Value:
+    from gradaccum.lint.branches import truth  # noqa: PLC0415 - they need each other
     from gradaccum.lint.loops import elements  # noqa: PLC0415 - they need each other
-    from gradaccum.lint.walk import Frame, truth  # noqa: PLC0415 - they need each other
+    from gradaccum.lint.walk import Frame  # noqa: PLC0415 - they need each other
 
     inner = Env({}, env, env.module)
     made = Seq([], len(walker.loops))
@@ -335,7 +295,7 @@ def _comprehension(
 
 
 def _if_exp(walker: Walker, env: Env, node: ast.IfExp) -> Value:
-    from gradaccum.lint.walk import truth  # noqa: PLC0415 - they need each other
+    from gradaccum.lint.branches import truth  # noqa: PLC0415 - they need each other
 
     value = truth(walker, env, node.test)
     if isinstance(value, bool):
@@ -362,7 +322,7 @@ def _chooses(node: ast.IfExp) -> bool:
 
 
 def _truth(walker: Walker, env: Env, node: ast.expr) -> Value:
-    from gradaccum.lint.walk import truth  # noqa: PLC0415 - they need each other
+    from gradaccum.lint.branches import truth  # noqa: PLC0415 - they need each other
 
     value = truth(walker, env, node)
     if isinstance(value, bool):

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradaccum.lint.calls import instantiate
-from gradaccum.lint.evaluate import base_kind, evaluate, find_method, key_of
+from gradaccum.lint.classes import base_kind, find_method
+from gradaccum.lint.evaluate import evaluate, key_of
 from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import CORE, Slice, slice_module

@@ -11,12 +11,13 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from gradaccum.lint.branches import branch, match, truth
 from gradaccum.lint.evaluate import assign, evaluate, text
 from gradaccum.lint.loops import EXACT, WINDOW, elements, trips
 from gradaccum.lint.program import Module, Program
-from gradaccum.lint.slicing import CORE, Slice, slice_module
+from gradaccum.lint.slicing import Slice, slice_module
 from gradaccum.lint.trace import Event, Loop, Trace
-from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value, varies
+from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
 
 __all__ = ["Exhausted", "Frame", "Walker"]
 
@@ -326,91 +327,6 @@ def _nonlocal(walker: Walker, node: ast.Nonlocal, env: Env) -> str:
     return ""
 
 
-def _if(walker: Walker, node: ast.If, env: Env) -> str:
-    value = truth(walker, env, node.test, node)
-    if isinstance(value, bool):
-        return walker.block(node.body if value else node.orelse, env)
-    key, changes, positive = value
-    found = walker.module_slice(env.module)
-    if _only_leaves(node.body, found):
-        return walker.block(node.orelse, env)
-    if node.orelse and _only_leaves(node.orelse, found):
-        return walker.block(node.body, env)
-    if not found.mentions[id(node)] & CORE and not _binds(node, found):
-        walker.unsure.append("?" + key)
-        try:
-            signal = walker.block(node.body, env)
-            return "" if signal else walker.block(node.orelse, env)
-        finally:
-            walker.unsure.pop()
-    matters = bool(found.mentions[id(node)] & CORE) or id(node) in found.forks
-    usual = not _skips(node.body, found) if positive else True
-    taken = walker.decide(key, changes, matters, usual) == positive
-    walker.unsure.append(key)
-    try:
-        return walker.block(node.body if taken else node.orelse, env)
-    finally:
-        walker.unsure.pop()
-
-
-def _only_leaves(body: list[ast.stmt], found: Slice) -> bool:
-    """Whether a branch does nothing but leave: an early stop, which says nothing of the loop."""
-    kept = [node for node in body if id(node) in found.keep]
-    return (
-        bool(kept)
-        and isinstance(kept[-1], (ast.Return, ast.Break, ast.Continue, ast.Raise))
-        and not any(found.mentions[id(node)] & CORE for node in kept)
-    )
-
-
-def _skips(body: list[ast.stmt], found: Slice) -> bool:
-    """Whether a branch gives up this iteration: clears and leaves, as for a loss that is NaN."""
-    kept = [node for node in body if id(node) in found.keep]
-    return (
-        bool(kept)
-        and isinstance(kept[-1], (ast.Return, ast.Break, ast.Continue))
-        and not any(
-            found.mentions[id(node)] & {"step", "backward", "manual_backward"} for node in kept
-        )
-    )
-
-
-def _binds(node: ast.If, found: Slice) -> bool:
-    return any(
-        id(child) in found.keep and not isinstance(child, ast.Expr)
-        for child in (*node.body, *node.orelse)
-    )
-
-
-def truth(
-    walker: Walker, env: Env, test: ast.expr, around: ast.AST | None = None
-) -> bool | tuple[str, bool, bool]:
-    """A condition's value; else the key of the decision, whether it changes, and its sense."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        value = truth(walker, env, test.operand, around)
-        if isinstance(value, bool):
-            return not value
-        return value[0], value[1], not value[2]
-    if isinstance(test, ast.BoolOp):
-        wanted = isinstance(test.op, ast.Or)
-        open_: tuple[str, bool, bool] | None = None
-        for operand in test.values:
-            value = truth(walker, env, operand, around)
-            if value is wanted:
-                return wanted
-            if not isinstance(value, bool):
-                open_ = value if open_ is None else _joined(open_, value)
-        return open_ if open_ is not None else not wanted
-    from gradaccum.lint.arithmetic import condition  # noqa: PLC0415 - they need each other
-
-    return condition(walker, env, test, around)
-
-
-def _joined(left: tuple[str, bool, bool], right: tuple[str, bool, bool]) -> tuple[str, bool, bool]:
-    names = (f"{'' if positive else 'not '}{key}" for key, _, positive in (left, right))
-    return " and/or ".join(names), left[1] or right[1], True
-
-
 def _for(walker: Walker, node: ast.For, env: Env) -> str:
     iterable = evaluate(walker, env, node.iter)
     items = elements(walker, node, iterable, env)
@@ -500,36 +416,6 @@ def _try(walker: Walker, node: ast.Try, env: Env) -> str:
     return walker.block(node.finalbody, env) or signal
 
 
-def _match(walker: Walker, node: ast.Match, env: Env) -> str:
-    subject = evaluate(walker, env, node.subject)
-    for case in node.cases:
-        pattern = case.pattern
-        fits: bool | None = None
-        if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
-            fits = True
-            if pattern.name:
-                env.set(pattern.name, subject)
-        elif isinstance(pattern, ast.MatchValue):
-            wanted = evaluate(walker, env, pattern.value)
-            if isinstance(subject, Num) and isinstance(wanted, Num):
-                fits = subject.value == wanted.value
-            elif isinstance(subject, (str, bool)) and type(subject) is type(wanted):
-                fits = subject == wanted
-        elif isinstance(pattern, ast.MatchSingleton) and not isinstance(subject, Thing):
-            fits = subject is pattern.value
-        if fits is False:
-            continue
-        if fits is None:
-            name = subject.key if isinstance(subject, Thing) else text(node.subject)
-            fits = walker.decide(f"{name} matches {ast.dump(pattern)}", varies(subject))
-        if fits and case.guard is not None:
-            guard = truth(walker, env, case.guard)
-            fits = guard if isinstance(guard, bool) else walker.decide(*guard[:2]) == guard[2]
-        if fits:
-            return walker.block(case.body, env)
-    return ""
-
-
 _HANDLERS: dict[type[ast.AST], Callable[..., str]] = {
     ast.Expr: _expr,
     ast.Assign: _assign,
@@ -546,14 +432,14 @@ _HANDLERS: dict[type[ast.AST], Callable[..., str]] = {
     ast.ImportFrom: _import,
     ast.Global: _global,
     ast.Nonlocal: _nonlocal,
-    ast.If: _if,
+    ast.If: branch,
     ast.For: _for,
     ast.AsyncFor: _for,
     ast.While: _while,
     ast.With: _with,
     ast.AsyncWith: _with,
     ast.Try: _try,
-    ast.Match: _match,
+    ast.Match: match,
 }
 if hasattr(ast, "TryStar"):
     _HANDLERS[ast.TryStar] = _try
