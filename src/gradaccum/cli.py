@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from gradaccum.demo.options import DemoOptions
 from gradaccum.errors import GradaccumError
+from gradaccum.planner.lengths import read_lengths
+from gradaccum.planner.pack import plan
+from gradaccum.planner.usual import compare_json, compare_text, usual_loop
 
 __all__ = ["app", "main"]
 
@@ -40,6 +47,65 @@ def _front(
 
         typer.echo(f"gradaccum {gradaccum.__version__}")
         raise typer.Exit
+
+
+@app.command("plan")
+def _plan(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="Lengths of the samples: whole numbers, or a JSON list of them; - reads stdin."
+        ),
+    ],
+    budget: Annotated[
+        int | None,
+        typer.Option(help="Most padded elements in a micro-batch.", show_default="size * longest"),
+    ] = None,
+    microbatches: Annotated[int | None, typer.Option(help="Most micro-batches.")] = None,
+    overhead: Annotated[
+        int | None,
+        typer.Option(
+            help="Price of one more micro-batch, in padded elements.",
+            show_default="budget / 64, at least 128",
+        ),
+    ] = None,
+    size: Annotated[int, typer.Option(help="Samples in a micro-batch of the usual loop.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Print which samples form which micro-batch, and what the usual loop would waste."""
+    lengths = read_lengths(file)
+    usual = usual_loop(lengths, size)
+    if budget is None and microbatches is None:
+        budget = size * max(lengths)
+    found = plan(lengths, budget=budget, microbatches=microbatches, overhead=overhead)
+    typer.echo(compare_json(found, usual) if as_json else compare_text(found, usual))
+
+
+@app.command("demo")
+def _demo(
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    updates: Annotated[
+        int | None,
+        typer.Option(
+            help="Updates that each run makes.", show_default="8, or what 2 minutes allow"
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Functions in a batch.")] = 64,
+    out: Annotated[Path, typer.Option(help="Folder for the plot and the numbers.")] = Path(
+        "demo-out"
+    ),
+    seed: Annotated[int, typer.Option(help="Of the initial weights and the data's order.")] = 0,
+    max_length: Annotated[int, typer.Option(help="Tokens at which a function is cut.")] = 1024,
+) -> None:
+    """Train on Python's own library in three ways, and compare time, memory and updates."""
+    options = DemoOptions(device, updates, batch, out, seed, max_length)
+    options.check()
+    # Read when torch loads. Threads that spin while they wait for one another need minutes for a
+    # second's work as soon as anything else runs on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from gradaccum.demo.command import run_demo  # noqa: PLC0415 - loads torch and matplotlib
+
+    run_demo(options, Console())
 
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}

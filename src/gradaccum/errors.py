@@ -28,6 +28,7 @@ __all__ = [
     "PlanError",
     "StaleGradientError",
     "StateError",
+    "shown",
 ]
 
 
@@ -66,6 +67,12 @@ def _rebuild(
     kind: type[GradaccumError], slug: str, problem: str, got: str, expected: str, do: str
 ) -> GradaccumError:
     return kind(slug, problem, got=got, expected=expected, do=do)
+
+
+def shown(value: object) -> str:
+    """A value of any kind on one short line, with its type, for `got`."""
+    text = " ".join(repr(value).split())
+    return f"{type(value).__name__}: {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 class InputError(GradaccumError, ValueError):

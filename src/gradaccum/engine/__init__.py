@@ -1,0 +1,1 @@
+"""The engine: one update from many micro-batches, equal to that of the whole batch."""

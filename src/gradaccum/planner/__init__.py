@@ -1,0 +1,1 @@
+"""Which samples form which micro-batch, and the micro-batches themselves."""

@@ -1,0 +1,370 @@
+"""The thin shell that users hold: `Accumulator`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from gradaccum.engine import state as states
+from gradaccum.engine.core import Core
+from gradaccum.engine.grads import Gradients
+from gradaccum.engine.loop import Loop, Microbatch
+from gradaccum.engine.loss import read_parts, read_result
+from gradaccum.engine.precision import Scaling
+from gradaccum.engine.refuse import (
+    read_budget,
+    read_every,
+    read_limit,
+    read_optimizers,
+    read_schedulers,
+    refuse_ranks,
+)
+from gradaccum.engine.stream import counted, read_counts, regrouped
+from gradaccum.engine.update import Settings
+from gradaccum.errors import InputError, LoopError, shown
+from gradaccum.planner.pack import plan
+from gradaccum.planner.padding import Side
+from gradaccum.planner.split import Samples, even, gather, move
+from gradaccum.records import Update
+
+__all__ = ["Accumulator"]
+
+T = TypeVar("T")
+
+
+class _Group(NamedTuple):
+    """Samples of one micro-batch of `step`."""
+
+    indices: Sequence[int]
+    width: int | None
+    padding: int
+
+
+Lengths: TypeAlias = Iterable[Any] | Callable[[Any], Any]
+Trim: TypeAlias = Side | Callable[[Any, int], Any]
+
+
+class Accumulator:
+    """Gradient accumulation whose update equals the update of the whole batch.
+
+    Every micro-batch adds the gradient of its *summed* loss and the *count* of terms in that sum;
+    the window's update divides once, by the total count:
+
+        gradient = ∇ ( Σ_i sum_i / Σ_i count_i )
+
+    So ragged micro-batches and a short last window are right without anything known ahead. The
+    model and the optimizer stay your own: nothing is wrapped, patched or replaced.
+
+    Args:
+        model: the module whose loss is accumulated.
+        optimizer: one optimizer, or several that together serve this loss. Two losses that are
+            stepped apart (a GAN) have one `Accumulator` each.
+        every: micro-batches in a window, >= 1; or a function of the update index that returns it.
+        clip_norm: largest total norm of the update's gradient, > 0.
+        clip_value: largest magnitude of one element of the update's gradient, > 0.
+        scheduler: stepped once per successful update; one or several.
+        scaler: a `torch.amp.GradScaler`: unscaled, stepped and updated once per window.
+        on_update: called with the `Update` after each successful one (an EMA, a log).
+        on_stale: what to do with a gradient that is there when a window opens: `"raise"`, or
+            `"zero"` where another loss is meant to pass through these parameters. With `"zero"`
+            the window's gradients are kept out of `.grad` between its micro-batches.
+        on_nonfinite: `"raise"` on a NaN or infinite loss or gradient, at the price of one wait
+            for the device per micro-batch; `None` does not look.
+
+    Raises:
+        InputError: for what accumulation cannot serve, such as LBFGS, an optimizer that steps
+            inside backward, or one that holds none of the model's parameters.
+
+    Examples:
+        >>> import torch, gradaccum as ga
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> acc = ga.Accumulator(model, optimizer, every=2)
+        >>> data = [torch.ones(3, 1), torch.ones(1, 1), torch.ones(2, 1)]
+        >>> for micro in acc.microbatches(data):
+        ...     error = model(micro.batch) - 2
+        ...     micro.backward((error**2).sum(), len(error))
+        ...     if micro.update:
+        ...         print(micro.update.index, micro.update.microbatches, micro.update.count)
+        0 2 4
+        1 1 2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        every: int | Callable[[int], int] = 1,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        scheduler: object = None,
+        scaler: GradScaler | None = None,
+        on_update: Callable[[Update], object] | None = None,
+        on_stale: Literal["raise", "zero"] = "raise",
+        on_nonfinite: Literal["raise"] | None = None,
+    ) -> None:
+        refuse_ranks(model)
+        optimizers = read_optimizers(optimizer, model)
+        if not callable(every):
+            read_every(every, 0)
+        _refuse_choice("on_stale", on_stale, ("raise", "zero"))
+        _refuse_choice("on_nonfinite", on_nonfinite, ("raise", None))
+        if scaler is not None and not isinstance(scaler, GradScaler):
+            raise InputError(
+                "choice",
+                "That is no scaler.",
+                got=f"scaler={shown(scaler)}",
+                expected="a torch.amp.GradScaler, or None",
+                do='scaler=torch.amp.GradScaler("cuda")',
+            )
+        if on_update is not None and not callable(on_update):
+            raise InputError(
+                "choice",
+                "`on_update` cannot be called.",
+                got=f"on_update={shown(on_update)}",
+                expected="a function of an Update, or None",
+                do="on_update=lambda update: log(update.loss)",
+            )
+        settings = Settings(
+            clip_norm=read_limit("clip_norm", clip_norm),
+            clip_value=read_limit("clip_value", clip_value),
+            schedulers=read_schedulers(scheduler, optimizers),
+            on_update=on_update,
+            raise_nonfinite=on_nonfinite == "raise",
+        )
+        if settings.clip_norm is not None and settings.clip_value is not None:
+            raise InputError(
+                "clip",
+                "Clip by norm or by value: which comes first would decide the update.",
+                got=f"clip_norm={clip_norm!r}, clip_value={clip_value!r}",
+                expected="one of the two",
+                do="leave one out",
+            )
+        self._model = model
+        self._every = every
+        self._core = Core(
+            optimizers,
+            Gradients(model, optimizers, on_stale),
+            Scaling(scaler, optimizers),
+            settings,
+        )
+        self._loop = Loop(self._core, self._next_every)
+
+    @property
+    def updates(self) -> int:
+        """Updates made so far, skipped ones included: the index of the next."""
+        return self._core.updates
+
+    @property
+    def pending(self) -> int:
+        """Micro-batches in the open window; 0 if none is open."""
+        return self._core.window.microbatches if self._core.window is not None else 0
+
+    def microbatches(
+        self,
+        loader: Iterable[T],
+        *,
+        lengths: Lengths | None = None,
+        budget: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        trim: Trim | None = "right",
+        counts: Callable[[T], object] | None = None,
+    ) -> Generator[Microbatch[T], None, None]:
+        """Loop over micro-batches; the last one of each window makes its update.
+
+        One batch is fetched ahead, so that the end is known: a tail, the short last window, is
+        stepped with its own count. A window that was left open, by `break` or by loading a state,
+        is gone on with.
+
+        With `lengths` and `budget`, `every` of the loader's batches are one window: its samples
+        are regrouped by length, and the micro-batches are those of the plan, however many.
+
+        Args:
+            loader: any iterable of batches, with or without a length.
+            lengths: each sample's true length: a function of a batch, or of a sample where
+                `collate` is given.
+            budget: most padded elements (samples times width) in one micro-batch.
+            collate: makes a batch of a list of samples; the loader then gives lists of samples.
+            trim: side that keeps its columns when padding is cut: `"right"` for padding on the
+                right, `"left"` for padding on the left, `None`, or a function
+                `(micro_batch, width) -> micro_batch`.
+            counts: a function of a batch that returns its count of loss terms, or
+                `{name: count}`. Then the window's batches are held on the host first and its
+                denominators are known ahead: several terms need one backward instead of one each.
+
+        Raises:
+            LoopError: if the loop leaves a micro-batch without a backward.
+            InputError: if `every` returns no int >= 1, or the options do not fit together.
+        """
+        if lengths is None and (budget is not None or collate is not None):
+            raise InputError(
+                "lengths-missing",
+                "Regrouping a stream needs to know how long its samples are.",
+                got=f"budget={budget!r}, collate={'given' if collate else None}, lengths=None",
+                expected="lengths=, a function of a batch (of a sample with collate=)",
+                do='lengths=lambda batch: batch["attention_mask"].sum(1)',
+            )
+        if lengths is not None and budget is None:
+            raise InputError(
+                "budget-missing",
+                "Regrouping a stream needs to know how large a micro-batch may be.",
+                got="lengths= without budget=",
+                expected="budget=, the most padded elements in one micro-batch",
+                do="budget=8 * longest keeps the memory of 8 samples of full length",
+            )
+        if budget is not None:
+            return self._loop.over(
+                loader,
+                lambda groups: regrouped(
+                    groups,
+                    lambda group: gather(group, lengths=lengths, collate=collate, trim=trim),
+                    budget,
+                    counts,
+                ),
+            )
+        if counts is not None:
+            return self._loop.over(loader, lambda groups: counted(groups, counts))
+        return self._loop.over(loader, None)
+
+    def step(
+        self,
+        batch: Any,
+        loss_fn: Callable[[nn.Module, Any], object],
+        *,
+        lengths: Lengths | None = None,
+        budget: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        trim: Trim | None = "right",
+        counts: object = None,
+    ) -> Update:
+        """Make one update of a batch of any size, split into micro-batches.
+
+        Without options it is split evenly into `every`. With `lengths`, samples of like length go
+        together; with `budget`, no micro-batch is larger than that. Each micro-batch is moved to
+        the model's device when its turn comes. After an error nothing of the batch is left behind.
+
+        Args:
+            batch: a tensor, or tensors in dicts, tuples, lists and dataclasses, with samples along
+                dimension 0; or a list of samples, with `collate`.
+            loss_fn: `loss_fn(model, micro_batch)` returns `(loss_sum, count)`, or
+                `{name: (loss_sum, count)}` for several terms.
+            lengths: each sample's true length: numbers, or a function of the batch (of a sample,
+                with `collate`).
+            budget: most padded elements (samples times width) in one micro-batch; without
+                `lengths`, most samples.
+            collate: makes a micro-batch of a list of samples.
+            trim: as in `microbatches`.
+            counts: the batch's count of loss terms if it is known ahead: a number, `{name:
+                number}`, or a function of the batch. Several terms then need one backward per
+                micro-batch instead of one each.
+
+        Raises:
+            BatchError: if the batch cannot be split as asked.
+            LoopError: if a window is open.
+            PlanError: if a sample is longer than the budget.
+        """
+        if self._core.begun:
+            raise LoopError(
+                "window-open",
+                "A window is open, and this batch would be mixed into it.",
+                got=f"{self.pending} micro-batches that have not been stepped",
+                expected="no open window",
+                do="acc.flush() steps it, acc.discard() drops it",
+            )
+        samples = gather([batch], lengths=lengths, collate=collate, trim=trim)
+        groups = self._groups(samples, budget)
+        declared = None
+        if counts is not None:
+            declared = read_counts([counts(batch) if callable(counts) else counts])
+        self._loop.stand_aside()
+        self._core.open(len(groups), declared)
+        update = None
+        try:
+            for i, group in enumerate(groups):
+                where = f"micro-batch {i + 1} of {len(groups)}"
+                update = self._add_group(samples, group, loss_fn, i + 1 == len(groups), where)
+        except BaseException:
+            self._core.discard()
+            raise
+        assert update is not None
+        self._core.announce(update)
+        return update
+
+    def flush(self) -> Update | None:
+        """Make the update of the open window as it stands; `None` if there is none."""
+        if not self._core.begun:
+            return None
+        self._loop.void()
+        return self._core.announce(self._core.finish())
+
+    def discard(self) -> None:
+        """Drop the open window: its gradients, its sums and its counts."""
+        if self._core.begun:
+            self._loop.void()
+            self._core.discard()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copy the open window: gradients, counts, random states and the scaler, at any point.
+
+        The model, the optimizer and the scheduler are yours to save beside it. The result holds
+        plain types and tensors, so `torch.load(..., weights_only=True)` reads it.
+        """
+        return states.save(self._core, self._loop.holds_batch)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved window, bit for bit.
+
+        Load the model, the optimizer and the scheduler first. Then hand the loop the batches that
+        follow: from the micro-batch after the last one added, or, where a window's batches are
+        gathered first (`lengths` or `counts`), from that window's first batch.
+
+        Raises:
+            StateError: if the state is of another model, optimizer, scaler or version; it names
+                the first difference, and nothing has changed.
+        """
+        states.load(self._core, state)
+        self._loop.resume(state)
+
+    def _next_every(self) -> int:
+        return read_every(self._every, self.updates)
+
+    def _groups(self, samples: Samples, budget: int | None) -> list[_Group]:
+        every = self._next_every()
+        if samples.lengths is not None:
+            most = None if budget is not None else every
+            chosen = plan(samples.lengths, budget=budget, microbatches=most)
+            return [_Group(one.indices, one.width, one.padded - one.real) for one in chosen]
+        if budget is not None:
+            every = -(-len(samples) // read_budget(budget))
+        return [_Group(indices, None, 0) for indices in even(len(samples), every)]
+
+    def _add_group(
+        self,
+        samples: Samples,
+        group: _Group,
+        loss_fn: Callable[[nn.Module, Any], object],
+        last: bool,
+        where: str,
+    ) -> Update | None:
+        # A function of its own, so that one micro-batch's graph is gone before the next forward.
+        device = next(self._model.parameters()).device
+        micro_batch = move(samples.microbatch(group.indices, group.width), device)
+        loss, count = read_result(loss_fn(self._model, micro_batch), where)
+        parts = read_parts(loss, count, "sum", lambda: where)
+        return self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
+
+
+def _refuse_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise InputError(
+            "choice",
+            f"`{name}` has no such value.",
+            got=f"{name}={value!r:.60}",
+            expected=" or ".join(repr(choice) for choice in choices),
+            do=f"{name}={choices[0]!r}",
+        )

@@ -1,0 +1,369 @@
+"""The only file that touches `.grad`.
+
+A window's gradients stand in the parameters' `.grad`, where autograd adds to them without a copy
+and where users expect to see them. They are taken out only where two sums must not mix: several
+loss terms with unknown denominators, and another loss's gradients (`on_stale="zero"`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from itertools import repeat
+from typing import NoReturn, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradaccum.engine.guard import Guard
+from gradaccum.engine.loss import Count, is_one
+from gradaccum.errors import InterferenceError, NonFiniteError, StaleGradientError
+
+__all__ = ["GradientSum", "Gradients", "Share"]
+
+GradientSum: TypeAlias = list[Tensor | None]
+"""One gradient for each parameter, in the optimizers' order; `None` where none arrived."""
+
+_grad = operator.attrgetter("grad")
+
+Share: TypeAlias = tuple[GradientSum, Count]
+"""Gradients and the factor they enter the update with."""
+
+
+class Gradients:
+    """The gradients of the parameters that some optimizers own.
+
+    Args:
+        model: gives parameters their names, and says which may change in a forward.
+        optimizers: owners of the parameters; read anew at each window, since groups may be added.
+        on_stale: `"raise"` or `"zero"`, for a gradient that is there when a window opens.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], on_stale: str) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self._apart = on_stale == "zero"
+        # Sparse gradients add by appending rows: their memory would grow with the micro-batches.
+        self._appending = [
+            module.weight
+            for module in model.modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        ]
+        self._parameters: list[nn.Parameter] = []
+        self._guard = Guard(model, optimizers, self._name)
+        self._held: GradientSum = []
+        self._marks: list[int] = []
+        self._present = 0
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters in the optimizers' order."""
+        return [
+            parameter
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+
+    def open(self, updates: int) -> None:
+        """Take note of the parameters as a window opens; refuse or clear what is stale."""
+        self._parameters = self.parameters
+        if self._apart:
+            self._clear()
+        else:
+            self._refuse_stale(updates)
+        self._guard.open(self._parameters)
+        self._present = 0
+
+    def resume(self, last: bool) -> None:
+        """Before a micro-batch: make sure that all is as the last one left it."""
+        if self._guard.changed():
+            self._guard.refuse_changed()
+        if last:
+            self._guard.refuse_grown()
+        if self._apart:
+            self.set(self._held)
+            return
+        grads = self._grads()
+        if not all(map(operator.is_, grads, self._held)) or _versions(grads) != self._marks:
+            self._refuse_touched(grads)
+
+    def seal(self, seeds: Iterable[Tensor | None] = ()) -> None:
+        """After a micro-batch: remember what stands in the parameters.
+
+        Args:
+            seeds: tensors that entered the backward and are kept for the next one.
+        """
+        for parameter in self._appending:
+            grad = parameter.grad
+            if grad is not None and grad.is_sparse and grad._nnz() > 2 * grad.shape[0]:
+                parameter.grad = grad.coalesce()
+        self._separate_new(seeds)
+        self._held = self._grads()
+        if self._apart:
+            self._clear()
+        else:
+            self._marks = _versions(self._held)
+
+    def refuse_stepped(self) -> None:
+        """After a window's first backward: no optimizer may have stepped inside it."""
+        self._guard.refuse_stepped()
+
+    def release(self) -> None:
+        """The window's micro-batches are in: what changes from here on is its own update."""
+        self._guard.close()
+        self._separate_new(())
+
+    def separate(self, seeds: Iterable[Tensor | None] = ()) -> None:
+        """Give every gradient memory of its own.
+
+        Parameters that meet through views get one gradient tensor between them (pytorch#34082),
+        and one that is a view away from the loss gets the seed itself: what is added to, or scaled
+        in, one would be in the other too.
+        """
+        seen = {seed.untyped_storage().data_ptr() for seed in seeds if seed is not None}
+        for parameter in self._parameters:
+            grad = parameter.grad
+            if grad is None or grad.layout is not torch.strided:
+                continue
+            memory = grad.untyped_storage().data_ptr()
+            if memory in seen:
+                parameter.grad = grad.clone()
+            seen.add(memory)
+
+    def take(self) -> GradientSum:
+        """Move all gradients out of the parameters."""
+        taken = self._grads()
+        self._clear()
+        return taken
+
+    def set(self, grads: GradientSum) -> None:
+        """Move gradients into the parameters."""
+        for parameter, grad in zip(self._parameters, grads, strict=True):
+            parameter.grad = grad
+
+    def adopt(self, grads: GradientSum) -> None:
+        """Take gradients from elsewhere as those of the window's micro-batches so far."""
+        self._parameters = self.parameters
+        self._guard.open(self._parameters)
+        self.set(grads)
+        self.seal()
+
+    def held(self) -> GradientSum:
+        """The window's gradients between micro-batches, wherever they are kept."""
+        return list(self._held)
+
+    def zero(self) -> None:
+        """Drop the gradients: every `.grad` of an owned parameter becomes `None`."""
+        self._guard.close()
+        self._clear()
+        self._held = []
+
+    @contextmanager
+    def merging(self, shares: list[Share]) -> Generator[None]:
+        """Within it, a gradient that arrives is added to `Σ factor · gradient` of `shares`.
+
+        The sum is scaled in the same pass that adds the new gradient, which autograd would make
+        anyhow, parameter by parameter: the factor costs no pass and no memory.
+        """
+        waiting = {
+            id(parameter): [(grads[i], factor) for grads, factor in shares]
+            for i, parameter in enumerate(self._parameters)
+        }
+
+        def merge(parameter: Tensor) -> None:
+            # A re-entrant checkpoint may bring a parameter's gradient in several pieces.
+            for grad, factor in waiting.pop(id(parameter), ()):
+                if grad is not None:
+                    parameter.grad = _scaled_add(parameter.grad, grad, factor)
+
+        self._clear()
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(merge)
+            for parameter in self._parameters
+            if parameter.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for parameter in self._parameters:
+            merge(parameter)
+
+    def scale_(self, factor: Count) -> None:
+        """Multiply every gradient in place: one pass."""
+        for grads in _by_device(p.grad for p in self._parameters):
+            _multiply_(grads, factor)
+
+    def clip_norm_(self, max_norm: float, factor: Count) -> Tensor:
+        """Scale by `factor` and clip to a total norm in the one pass that clipping makes.
+
+        Returns:
+            The total norm of the scaled gradient before clipping; shape `()`.
+        """
+        self._coalesce()
+        dense = [_values(p.grad) for p in self._parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(dense)
+        norm = norm if is_one(factor) else norm * factor
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        self.scale_(scale if is_one(factor) else scale * factor)
+        return norm
+
+    def clip_value_(self, limit: float) -> None:
+        """Clamp every element to `[-limit, limit]`."""
+        self._coalesce()
+        for grads in _by_device(p.grad for p in self._parameters):
+            for grad in grads:
+                _values(grad).clamp_(-limit, limit)
+
+    def refuse_nonfinite(self) -> None:
+        """Raise if a gradient holds NaN or infinity; waits for the device."""
+        for parameter in self._parameters:
+            if parameter.grad is not None and not torch.isfinite(_values(parameter.grad)).all():
+                raise NonFiniteError(
+                    "non-finite",
+                    f"The window's gradient of `{self._name(parameter)}` is not finite.",
+                    got=f"NaN or infinity in a gradient of shape {tuple(parameter.shape)}",
+                    expected="finite numbers; no parameter was changed",
+                    do="drop the window with acc.discard(), or find the operation with "
+                    "torch.autograd.set_detect_anomaly(True)",
+                )
+
+    def names(self) -> list[str]:
+        """A name for each parameter, in the optimizers' order."""
+        return [self._name(parameter) for parameter in self.parameters]
+
+    def _separate_new(self, seeds: Iterable[Tensor | None]) -> None:
+        present = len(self._parameters) - sum(map(operator.is_, self._grads(), repeat(None)))
+        if present != self._present:  # only a gradient that is new may share its memory
+            self._present = present
+            self.separate(seeds)
+
+    def _grads(self) -> GradientSum:
+        return list(map(_grad, self._parameters))
+
+    def _coalesce(self) -> None:
+        # A sparse gradient lists a row once for each use; its size is that of their sum.
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _refuse_stale(self, updates: int) -> None:
+        stale = [p for p in self._parameters if p.grad is not None]
+        if not stale:
+            return
+        # `zero_grad(set_to_none=False)` leaves zeros; only this path, off the usual one, reads them
+        left = [p for p in stale if bool(_values(p.grad).any())]
+        if not left:
+            self._clear()
+            return
+        some = "" if len(left) == len(self._parameters) else " The others have none."
+        since = f"since update {updates - 1}" if updates else "before the first window"
+        likely = (
+            "another loss's backward, which reaches them through a shared part (a GAN, a "
+            "regulariser)"
+            if some
+            else "a `loss.backward()` of your own, outside this accumulator, without a zero_grad"
+        )
+        names = ", ".join(f"`{self._name(p)}`" for p in left[:3])
+        raise StaleGradientError(
+            "stale-gradient",
+            "A gradient stands in the parameters though no micro-batch has been added, so it "
+            "would leak into this update.",
+            got=f"{len(left)} of {len(self._parameters)} parameters have a gradient ({names}"
+            f"{', ...' if len(left) > 3 else ''}), left {since}.{some} "
+            f"Most likely it was left by {likely}",
+            expected="no gradient when a window opens",
+            do='optimizer.zero_grad() after what left it; or Accumulator(..., on_stale="zero") '
+            "where another loss is meant to pass through these parameters",
+        )
+
+    def _refuse_touched(self, grads: GradientSum) -> NoReturn:
+        touched = next(
+            i
+            for i, (grad, held) in enumerate(zip(grads, self._held, strict=True))
+            if grad is not held or _versions([grad]) != self._marks[i : i + 1]
+        )
+        grad, held = grads[touched], self._held[touched]
+        if grad is None:
+            what = "was set to None (a `zero_grad()`)"
+        elif held is None:
+            what = "appeared"
+        elif grad is not held:
+            what = "was replaced"
+        else:
+            what = (
+                "was changed in place (a `zero_grad(set_to_none=False)`, a clip, or another "
+                "backward)"
+            )
+        raise InterferenceError(
+            "gradients-changed",
+            "Gradients changed in the middle of a window, so the update would miss or count twice "
+            "some of its micro-batches.",
+            got=f"the gradient of `{self._name(self._parameters[touched])}` {what} since the last "
+            "micro-batch",
+            expected="gradients that only `micro.backward` adds to",
+            do="remove zero_grad, clipping and other backwards from inside the loop (the "
+            'accumulator does them once per update); where another loss must pass, on_stale="zero"',
+        )
+
+    def _name(self, parameter: nn.Parameter) -> str:
+        for name, candidate in self._model.named_parameters(remove_duplicate=False):
+            if candidate is parameter:
+                return name
+        for o, optimizer in enumerate(self._optimizers):
+            for g, group in enumerate(optimizer.param_groups):
+                for i, candidate in enumerate(group["params"]):
+                    if candidate is parameter:
+                        return f"optimizer {o}, group {g}, parameter {i} (not in the model)"
+        return "a parameter that no optimizer owns"
+
+
+def _scaled_add(new: Tensor | None, grad: Tensor, factor: Count) -> Tensor:
+    """`new + factor · grad`, in one pass, into `grad`'s memory."""
+    if new is None:
+        _multiply_([grad], factor)
+        return grad
+    if grad.is_sparse or new.is_sparse:
+        _multiply_([grad], factor)
+        return new + grad if grad.is_sparse else grad + new
+    if isinstance(factor, Tensor):
+        return torch.addcmul(new, grad, factor.to(grad.device), out=grad)
+    return torch.add(new, grad, alpha=factor, out=grad)
+
+
+def _multiply_(grads: list[Tensor], factor: Count) -> None:
+    if is_one(factor) or not grads:
+        return
+    if isinstance(factor, Tensor):
+        factor = factor.to(device=grads[0].device, non_blocking=True)
+    with torch.no_grad():
+        if any(grad.is_sparse for grad in grads):
+            for grad in grads:
+                grad.mul_(factor)
+        else:
+            torch._foreach_mul_(grads, factor)
+
+
+def _by_device(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor]]:
+    groups: dict[torch.device, list[Tensor]] = {}
+    for grad in grads:
+        if grad is not None:
+            groups.setdefault(grad.device, []).append(grad)
+    return groups.values()
+
+
+def _values(grad: Tensor | None) -> Tensor:
+    assert grad is not None
+    return grad._values() if grad.is_sparse else grad
+
+
+def _versions(grads: GradientSum) -> list[int]:
+    return [-1 if grad is None else grad._version for grad in grads]

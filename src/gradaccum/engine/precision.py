@@ -1,0 +1,91 @@
+"""What a `GradScaler` adds to a window: one unscale, one step, one update of the scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from gradaccum.errors import InterferenceError
+
+__all__ = ["Scaling"]
+
+
+class Scaling:
+    """A scaler's part in an update; without a scaler, plain steps.
+
+    Args:
+        scaler: `torch.amp.GradScaler`, or `None`; a disabled one counts as none.
+        optimizers: those that serve the accumulator's loss.
+    """
+
+    def __init__(self, scaler: GradScaler | None, optimizers: Sequence[Optimizer]) -> None:
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._optimizers = optimizers
+        self._version = 0
+
+    def seed(self, seed: Tensor) -> Tensor:
+        """The gradient that enters a loss, times the scale."""
+        if self.scaler is None:
+            return seed
+        scaled = self.scaler.scale(seed)
+        self.mark()
+        return scaled.to(seed.dtype)
+
+    def mark(self) -> None:
+        """Remember the scale as the open window's own."""
+        self._version = self._scale_version()
+
+    def refuse_rescaled(self) -> None:
+        """Within a window the scale must not change: its gradients would not add up."""
+        if self.scaler is not None and self._scale_version() != self._version:
+            raise InterferenceError(
+                "scaler-updated",
+                "The scaler's scale changed in the middle of a window, so its gradients are "
+                "scaled by different factors.",
+                got="`scaler.update()` or `scaler.load_state_dict()` since the last micro-batch",
+                expected="one scaler.update() per window, by the accumulator; accumulators whose "
+                "windows overlap have one scaler each",
+                do="remove `scaler.update()` and `scaler.step()` from the loop; or acc.discard()",
+            )
+
+    def unscale(self) -> None:
+        """Divide the gradients by the scale, and look for infinities."""
+        if self.scaler is None:
+            return
+        for optimizer in self._optimizers:
+            self.scaler.unscale_(optimizer)
+        if len(self._optimizers) > 1:
+            # They serve one loss: an infinity in one's gradients makes all of them skip.
+            flags = self._flags()
+            found = torch.stack([flag.to(flags[0].device) for flag in flags]).amax()
+            for flag in flags:
+                flag.copy_(found)
+
+    def step(self) -> bool | Tensor:
+        """Step every optimizer; return whether that was skipped, unread if only a device knows."""
+        if self.scaler is None:
+            for optimizer in self._optimizers:
+                optimizer.step()
+            return False
+        for optimizer in self._optimizers:
+            self.scaler.step(optimizer)
+        flags = self._flags()
+        self.scaler.update()
+        return torch.stack([flag.to(flags[0].device) for flag in flags]).any()
+
+    def _flags(self) -> list[Tensor]:
+        assert self.scaler is not None
+        return [
+            flag
+            for optimizer in self._optimizers
+            for flag in self.scaler._found_inf_per_device(optimizer).values()
+        ]
+
+    def _scale_version(self) -> int:
+        # The scaler makes its scale with the first loss, and changes it in place from then on.
+        scale = self.scaler._scale if self.scaler is not None else None
+        return -1 if scale is None else scale._version

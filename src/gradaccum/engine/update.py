@@ -1,0 +1,149 @@
+"""Makes the update of a window whose micro-batches are in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradaccum.engine.grads import Gradients
+from gradaccum.engine.loss import Count, is_one
+from gradaccum.engine.precision import Scaling
+from gradaccum.engine.window import Window, ratio
+from gradaccum.records import Update
+
+__all__ = ["Settings", "Updater"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an update does besides stepping; the same for every window."""
+
+    clip_norm: float | None
+    clip_value: float | None
+    schedulers: tuple[Any, ...]
+    on_update: Callable[[Update], object] | None
+    raise_nonfinite: bool
+
+
+class Updater:
+    """Unscales, clips, steps and zeroes, once for each window.
+
+    Args:
+        optimizers: stepped together.
+        gradients: of the parameters that the optimizers own.
+        scaling: the scaler's part.
+        settings: what an update does besides stepping.
+    """
+
+    def __init__(
+        self,
+        optimizers: tuple[Optimizer, ...],
+        gradients: Gradients,
+        scaling: Scaling,
+        settings: Settings,
+    ) -> None:
+        self._optimizers = optimizers
+        self._gradients = gradients
+        self._scaling = scaling
+        self._settings = settings
+        self.folds = _folds(optimizers, settings, scaled=scaling.scaler is not None)
+
+    @property
+    def takes_factor(self) -> bool:
+        """Whether a last factor costs no pass here, in the clip or in the optimizer."""
+        return self.folds or self._settings.clip_norm is not None
+
+    def make(self, window: Window, factor: Count, index: int) -> Update:
+        """Step with the window's gradients, and drop them.
+
+        Args:
+            window: all of its micro-batches are in.
+            factor: what the gradients are still to be multiplied by.
+            index: number of the update.
+        """
+        self._gradients.release()
+        settings = self._settings
+        if not self.folds:
+            self._scaling.unscale()
+        norm = None
+        if settings.clip_norm is not None:
+            norm = self._gradients.clip_norm_(settings.clip_norm, factor)
+        elif not self.folds:
+            self._gradients.scale_(factor)
+        elif not is_one(factor):
+            self._set_grad_scale(ratio(1, factor))
+        if settings.clip_value is not None:
+            self._gradients.clip_value_(settings.clip_value)
+        if settings.raise_nonfinite and self._scaling.scaler is None:
+            self._gradients.refuse_nonfinite()
+        lr = self._optimizers[0].param_groups[0].get("lr", math.nan)
+        try:
+            skipped = self._scaling.step()
+        finally:
+            for optimizer in self._optimizers:
+                vars(optimizer).pop("grad_scale", None)
+        self._gradients.zero()
+        if isinstance(skipped, Tensor) and (settings.schedulers or settings.on_update):
+            skipped = bool(skipped)  # only what it decides is worth the wait for the device
+        return _record(window, index, norm, lr.clone() if isinstance(lr, Tensor) else lr, skipped)
+
+    def _set_grad_scale(self, scale: Count) -> None:
+        for optimizer in self._optimizers:
+            device = next(p.device for group in optimizer.param_groups for p in group["params"])
+            vars(optimizer)["grad_scale"] = (
+                scale.to(device=device, dtype=torch.float32)
+                if isinstance(scale, Tensor)
+                else torch.full((), scale, dtype=torch.float32, device=device)
+            )
+
+    def announce(self, update: Update | None) -> Update | None:
+        """Tell the schedulers and `on_update` of an update that was made.
+
+        It comes last, when the window is closed: an error in a callback leaves nothing half done.
+        """
+        if update is not None and update.skipped is False:
+            for scheduler in self._settings.schedulers:
+                scheduler.step()
+            if self._settings.on_update is not None:
+                self._settings.on_update(update)
+        return update
+
+
+def _folds(optimizers: tuple[Optimizer, ...], settings: Settings, *, scaled: bool) -> bool:
+    """Whether the optimizers can divide by a scale of ours while they step."""
+    clips = settings.clip_norm is not None or settings.clip_value is not None
+    fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
+    # Their kernels take the scale in float32, too coarse for wider gradients.
+    wide = any(
+        p.dtype in (torch.float64, torch.complex128)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    )
+    return fused and not wide and not clips and (len(optimizers) == 1 or not scaled)
+
+
+def _record(
+    window: Window, index: int, norm: Tensor | None, lr: float | Tensor, skipped: bool | Tensor
+) -> Update:
+    means = {name: term.mean for name, term in window.terms.items()}
+    counts = {name: term.count for name, term in window.terms.items()}
+    single = list(means) == [""]
+    return Update(
+        index=index,
+        loss=means[""] if single else torch.stack(list(means.values())).sum(),
+        count=counts[""] if single else counts,
+        microbatches=window.microbatches,
+        grad_norm=norm,
+        lr=lr,
+        skipped=skipped,
+        dropped=window.dropped,
+        padding=window.padding,
+        terms={} if single else means,
+    )
