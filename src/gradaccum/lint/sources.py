@@ -73,7 +73,7 @@ def collect(
                 inside = list(_walk(path, exclude))
                 if not inside:
                     got, expected = "a folder without Python", "a folder with .py or .ipynb files"
-                    problems.append(_problem("lint-no-python", argument, got, expected))
+                    problems.append(_problem(argument, got, expected, slug="lint-no-python"))
                 found.update(dict.fromkeys(inside))
             elif path.exists():
                 found[path] = None
@@ -81,7 +81,7 @@ def collect(
                 matches = sorted(glob.glob(argument, recursive=True))
                 if not matches:
                     got, expected = "a pattern that no file matches", "a pattern of existing files"
-                    problems.append(_problem("lint-no-match", argument, got, expected))
+                    problems.append(_problem(argument, got, expected, slug="lint-no-match"))
                 for match in matches:
                     inner = Path(match)
                     found.update(
@@ -89,13 +89,15 @@ def collect(
                     )
             else:
                 got, expected = "a path that does not exist", "a file, folder, pattern, or -"
-                problems.append(_problem("lint-no-path", argument, got, expected))
+                problems.append(_problem(argument, got, expected, slug="lint-no-path"))
         except (OSError, ValueError) as error:
-            problems.append(_problem("lint-unreadable", argument, str(error), "a readable path"))
+            problems.append(
+                _problem(argument, str(error), "a readable path", slug="lint-unreadable")
+            )
     return list(found), problems
 
 
-def _problem(slug: str, path: str, got: str, expected: str) -> InputError:
+def _problem(path: str, got: str, expected: str, *, slug: str) -> InputError:
     return InputError(slug, f"cannot lint {path}: got {got}, expected {expected}.")
 
 
@@ -130,12 +132,12 @@ def read(path: Path) -> Source:
     except OSError as error:
         reason = error.strerror or str(error)
         raise _problem(
-            "lint-unreadable", str(path), reason.lower(), "a file that may be read"
+            str(path), reason.lower(), "a file that may be read", slug="lint-unreadable"
         ) from None
     if path.suffix == ".ipynb":
         return notebook(str(path), data)
     if b"\0" in data and path.suffix != ".py":
-        raise _problem("lint-binary", str(path), "a binary file", "Python source")
+        raise _problem(str(path), "a binary file", "Python source", slug="lint-binary")
     return Source(str(path), data)
 
 
@@ -150,7 +152,7 @@ def notebook(path: str, data: bytes) -> Source:
         ]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise _problem(
-            "lint-notebook", path, "a broken notebook", "a notebook in nbformat 4 JSON"
+            path, "a broken notebook", "a notebook in nbformat 4 JSON", slug="lint-notebook"
         ) from None
     table: list[Cell] = []
     lines: list[str] = []
