@@ -1,5 +1,5 @@
 """`python -m gradaccum`."""
 
-from gradaccum.cli import main
+from gradaccum.front import main
 
 main()

@@ -108,5 +108,24 @@ def _demo(
     run_demo(options, Console())
 
 
+_PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+@app.command("lint", context_settings=_PASS_ON, help="Find faults in training loops.")
+def _lint(context: typer.Context) -> None:
+    raise typer.Exit(_checking("lint", context.args))
+
+
+@app.command("explain", context_settings=_PASS_ON, help="Explain a fault by its code.")
+def _explain(context: typer.Context) -> None:
+    raise typer.Exit(_checking("explain", context.args))
+
+
+def _checking(name: str, arguments: list[str]) -> int:
+    from gradaccum.lint import command  # noqa: PLC0415 - front.py starts these two without typer
+
+    return command.main(name, arguments)
+
+
 if __name__ == "__main__":
     main()

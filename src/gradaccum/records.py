@@ -12,7 +12,7 @@ from gradaccum.errors import PlanError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Plan", "PlannedMicrobatch", "Update"]
+__all__ = ["Evidence", "Finding", "Plan", "PlannedMicrobatch", "Update"]
 
 _PLAN_VERSION = 1
 _ROWS_SHOWN = 24
@@ -59,6 +59,39 @@ class Update:
 
     terms: Mapping[str, Tensor] = field(default_factory=dict)
     """Each term's own mean by name, shape `()`; empty for a loss of one term."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One line that a finding is judged by."""
+
+    path: str
+    line: int
+    what: str
+    """What happens there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault at one place: what the linter and the doctor report."""
+
+    code: str
+    severity: str
+    """`error`: the update is wrong; `warning`: probably wrong, or wasteful; `note`: advice."""
+
+    path: str
+    """The file; a notebook's cell is `train.ipynb:cell 3`."""
+
+    line: int
+    """From 1."""
+
+    column: int
+    """From 1, in characters."""
+
+    title: str
+    message: str
+    evidence: tuple[Evidence, ...] = ()
+    mend: str = ""
 
 
 @dataclass(frozen=True, slots=True)

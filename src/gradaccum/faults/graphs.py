@@ -1,0 +1,317 @@
+"""GA5xx to GA8xx: graphs, ranks, what a batch is coupled by, precision."""
+
+from __future__ import annotations
+
+from gradaccum.faults.entry import Fault
+
+__all__ = ["FAULTS"]
+
+_RANK = """\
+import os
+import socket
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+os.environ["MASTER_ADDR"] = "127.0.0.1"
+dist.init_process_group("gloo", rank=0, world_size=1)
+model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+data = [torch.ones(2, 1)] * 4
+every = 4
+sent = []
+
+
+def count(state, bucket):
+    sent.append(1)
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+model.register_comm_hook(None, count)
+"""
+
+FAULTS = (
+    Fault(
+        code="GA501",
+        title="a running loss keeps the graph",
+        severity="warning",
+        what="`total += loss`, or a list of losses, holds tensors that still carry their graph.",
+        why="Every batch's graph stays alive: the chain behind the total is {bad} nodes long after "
+        "four batches instead of {good}; memory grows until it is full.",
+        mend="Add `loss.item()` or `loss.detach()`.",
+        bad="""\
+total = 0.0
+for x, y in data:
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    total += loss
+node, figure = total.grad_fn, 0
+while node is not None:
+    figure += 1
+    node = node.next_functions[0][0] if len(node.next_functions) > 1 else None
+""",
+        good="""\
+total = 0.0
+for x, y in data:
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    total += loss.item()
+figure = 0
+""",
+        figures=(6.0, 0.0),
+    ),
+    Fault(
+        code="GA502",
+        title="`retain_graph` hides a mistake",
+        severity="warning",
+        what="`retain_graph=True` (or `create_graph=True`) although nothing uses the graph again, "
+        "or because a running total is differentiated each time.",
+        why="Differentiating a running total counts earlier losses again: the first loss weighs "
+        "{bad} instead of {good}.",
+        mend="Remove it; differentiate each loss once.",
+        bad="""\
+weight = torch.zeros(4, requires_grad=True)
+total = 0.0
+for i in range(4):
+    total = total + weight[i]
+    total.backward(retain_graph=True)
+figure = weight.grad[0].item()
+""",
+        good="""\
+weight = torch.zeros(4, requires_grad=True)
+for i in range(4):
+    weight[i].backward()
+figure = weight.grad[0].item()
+""",
+        figures=(4.0, 1.0),
+    ),
+    Fault(
+        code="GA503",
+        title="the loss has no graph",
+        severity="error",
+        what="The loss was detached, made under `no_grad` or `inference_mode`, or made a leaf by "
+        "`requires_grad_()`.",
+        why="No parameter gets a gradient, and `requires_grad_()` silences the error that would "
+        "say so: the weight stays at {bad} instead of {good}.",
+        mend="Compute the loss from the model's output without detaching it.",
+        bad="""\
+for x, y in data[:1]:
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x).detach(), y)
+    loss.requires_grad = True
+    loss.backward()
+    optimizer.step()
+figure = model.weight.item()
+""",
+        good="""\
+for x, y in data[:1]:
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+figure = model.weight.item()
+""",
+        figures=(0.0, 2.0),
+    ),
+    Fault(
+        code="GA601",
+        title="gradients are synchronised every micro-batch",
+        severity="warning",
+        what="A DDP model accumulates without `no_sync()`.",
+        why="The gradients of all ranks travel {bad} times a window instead of {good}. The update "
+        "is right; the time is lost.",
+        mend="Run all micro-batches but the last under `model.no_sync()`.",
+        bad="""\
+for i, x in enumerate(data):
+    loss = model(x).mean() / every
+    loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+figure = len(sent)
+dist.destroy_process_group()
+""",
+        good="""\
+from contextlib import nullcontext
+
+for i, x in enumerate(data):
+    with model.no_sync() if (i + 1) % every else nullcontext():
+        loss = model(x).mean() / every
+        loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+figure = len(sent)
+dist.destroy_process_group()
+""",
+        figures=(4.0, 1.0),
+        prelude=_RANK,
+    ),
+    Fault(
+        code="GA602",
+        title="the forward is outside `no_sync`",
+        severity="warning",
+        what="Only `backward()` stands under `no_sync()`; DDP decides in the forward.",
+        why="Every micro-batch still synchronises: {bad} times a window instead of {good}.",
+        mend="Put the forward under `no_sync()` as well.",
+        bad="""\
+from contextlib import nullcontext
+
+for i, x in enumerate(data):
+    loss = model(x).mean() / every
+    with model.no_sync() if (i + 1) % every else nullcontext():
+        loss.backward()
+figure = len(sent)
+dist.destroy_process_group()
+""",
+        good="""\
+from contextlib import nullcontext
+
+for i, x in enumerate(data):
+    with model.no_sync() if (i + 1) % every else nullcontext():
+        loss = model(x).mean() / every
+        loss.backward()
+figure = len(sent)
+dist.destroy_process_group()
+""",
+        figures=(4.0, 1.0),
+        prelude=_RANK,
+    ),
+    Fault(
+        code="GA701",
+        title="BatchNorm in training mode",
+        severity="note",
+        what="BatchNorm normalises each micro-batch by its own statistics.",
+        why="No accumulation equals the whole batch; the running statistics move {bad} times an "
+        "update instead of {good}.",
+        mend='Pick a policy: `batchnorm="pooled" | "frozen" | "microbatch"` of gradaccum.',
+        bad="""\
+norm = nn.BatchNorm1d(1)
+for x in torch.randn(4, 8, 1):
+    (norm(x).pow(2).mean() / every).backward()
+figure = norm.num_batches_tracked.item()
+""",
+        good="""\
+norm = nn.BatchNorm1d(1)
+norm(torch.randn(32, 1)).pow(2).mean().backward()
+figure = norm.num_batches_tracked.item()
+""",
+        figures=(4.0, 1.0),
+        usual=False,
+    ),
+    Fault(
+        code="GA702",
+        title="the loss couples samples",
+        severity="note",
+        what="A contrastive loss compares each sample with all others of its batch.",
+        why="Split into micro-batches of one there is nothing to compare with: the loss is {bad} "
+        "where the whole batch gives {good}.",
+        mend="Use gradient caching: `ga.cached(...)`.",
+        bad="""\
+encoder = nn.Linear(4, 4, bias=False)
+nn.init.eye_(encoder.weight)
+batch, figure = torch.eye(4), 0.0
+for i in range(4):
+    part = encoder(batch[i : i + 1])
+    loss = nn.functional.cross_entropy(part @ part.T, torch.arange(1)) / 4
+    loss.backward()
+    figure += loss.item()
+figure = round(figure, 3)
+""",
+        good="""\
+encoder = nn.Linear(4, 4, bias=False)
+nn.init.eye_(encoder.weight)
+batch = torch.eye(4)
+whole = encoder(batch)
+loss = nn.functional.cross_entropy(whole @ whole.T, torch.arange(4))
+loss.backward()
+figure = round(loss.item(), 3)
+""",
+        figures=(0.0, 0.744),
+        usual=False,
+    ),
+    Fault(
+        code="GA703",
+        title="the model is left in eval mode",
+        severity="warning",
+        what="`model.eval()` runs inside the training loop and no `model.train()` follows.",
+        why="From then on dropout is off and BatchNorm statistics are frozen: {bad} of four "
+        "micro-batches train in training mode instead of {good}.",
+        mend="Call `model.train()` after the evaluation.",
+        bad="""\
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        return model(data[0][0]).mean()
+
+
+figure = 0
+model.train()
+for i, (x, y) in enumerate(data):
+    optimizer.zero_grad()
+    figure += int(model.training)
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    if i == 1:
+        evaluate()
+""",
+        good="""\
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        value = model(data[0][0]).mean()
+    model.train()
+    return value
+
+
+figure = 0
+model.train()
+for i, (x, y) in enumerate(data):
+    optimizer.zero_grad()
+    figure += int(model.training)
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    if i == 1:
+        evaluate()
+""",
+        figures=(2.0, 4.0),
+    ),
+    Fault(
+        code="GA801",
+        title="many micro-batches are summed in 16 bit",
+        severity="note",
+        what="Gradients of bfloat16 or float16 parameters are summed in that type.",
+        why="bfloat16 keeps 8 bits: adding 1 to 256 changes nothing, so the sum over 512 "
+        "micro-batches stops at {bad} instead of {good}.",
+        mend="Accumulate in float32: `accumulate_dtype=torch.float32` of gradaccum.",
+        bad="""\
+weight = torch.zeros(1, dtype=torch.bfloat16, requires_grad=True)
+for _ in range(512):
+    loss = weight.sum()
+    loss.backward()
+figure = weight.grad.item()
+""",
+        good="""\
+weight = torch.zeros(1, dtype=torch.bfloat16, requires_grad=True)
+total = torch.zeros(1)
+for _ in range(512):
+    loss = weight.sum()
+    loss.backward()
+    total += weight.grad.float()
+    weight.grad = None
+figure = total.item()
+""",
+        figures=(256.0, 512.0),
+    ),
+)

@@ -1,0 +1,282 @@
+"""GA3xx: when optimizers and schedulers step."""
+
+from __future__ import annotations
+
+from gradaccum.faults.entry import PRELUDE, Fault
+
+__all__ = ["FAULTS"]
+
+_WINDOW = """\
+for i, (x, y) in enumerate(data):
+    loss = nn.functional.mse_loss(model(x), y) / every
+    loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+figure = model.weight.item()
+"""
+_PLAIN = """\
+for x, y in data[:2]:
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+figure = model.weight.item()
+"""
+_SIX = PRELUDE.replace("(1.0, 2.0, 3.0, 4.0)", "(1.0, 1.0, 1.0, 1.0, 9.0, 9.0)")
+
+FAULTS = (
+    Fault(
+        code="GA301",
+        title="a step with no backward since the last",
+        severity="error",
+        what="`step()` runs twice over the same gradients.",
+        why="The same gradient is applied twice: {bad} instead of {good} below.",
+        mend="Remove the second `step()`.",
+        bad=_PLAIN.replace(
+            "    optimizer.step()\n", "    optimizer.step()\n    optimizer.step()\n"
+        ),
+        good=_PLAIN,
+        figures=(-4.0, 2.0),
+    ),
+    Fault(
+        code="GA302",
+        title="the tail is dropped, or leaks into the next epoch",
+        severity="warning",
+        what="The loader's length is no multiple of the window. The last micro-batches are "
+        "computed, but no step follows: their gradients are lost, wiped, or added to the first "
+        "window of the next epoch.",
+        why="The last two of six micro-batches below hold the large targets: the weight ends at "
+        "{bad} instead of {good}.",
+        mend="Step once more after the loop if micro-batches are pending, or test for the last "
+        "batch as well; `acc.microbatches(loader)` of gradaccum steps the tail, rightly scaled.",
+        bad=_WINDOW,
+        good="""\
+pending = 0
+for i, (x, y) in enumerate(data):
+    loss = nn.functional.mse_loss(model(x), y) / every
+    loss.backward()
+    pending += 1
+    if pending == every or i + 1 == len(data):
+        for parameter in model.parameters():
+            parameter.grad.mul_(every / pending)
+        optimizer.step()
+        optimizer.zero_grad()
+        pending = 0
+figure = model.weight.item()
+""",
+        figures=(2.0, 16.0),
+        prelude=_SIX,
+    ),
+    Fault(
+        code="GA303",
+        title="off by one: windows of the wrong length",
+        severity="error",
+        what="The test that gates the step is off: `i % every == 0` with `i` from 0 steps after "
+        "the first micro-batch; `!=` for `==` steps on all the wrong ones.",
+        why="The first update holds one micro-batch divided by N: the weight ends at {bad} "
+        "instead of {good}.",
+        mend="Count from one: `(i + 1) % every == 0`.",
+        bad="""\
+for i in range(9):
+    x, y = data[i % 4]
+    loss = nn.functional.mse_loss(model(x), y) / 4
+    loss.backward()
+    if i % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+figure = model.weight.item()
+""",
+        good="""\
+for i in range(8):
+    x, y = data[i % 4]
+    loss = nn.functional.mse_loss(model(x), y) / 4
+    loss.backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+figure = model.weight.item()
+""",
+        figures=(0.5, 0.0),
+    ),
+    Fault(
+        code="GA304",
+        title="the optimizer is rebuilt in the loop",
+        severity="warning",
+        what="A stateful optimizer is made anew in each epoch or iteration over the same "
+        "parameters.",
+        why="Adam's moments start from zero each time, so each first step is a full step of size "
+        "`lr` whatever the history: the weight below moves to {bad} instead of {good}.",
+        mend="Build the optimizer once, before the loop.",
+        bad="""\
+for target in (1.0, -0.01):
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(1):
+        adam.zero_grad()
+        (model.weight * -target).sum().backward()
+        adam.step()
+figure = round(model.weight.item(), 3)
+""",
+        good="""\
+adam = torch.optim.Adam(model.parameters(), lr=0.1)
+for target in (1.0, -0.01):
+    for _ in range(1):
+        adam.zero_grad()
+        (model.weight * -target).sum().backward()
+        adam.step()
+figure = round(model.weight.item(), 3)
+""",
+        figures=(0.0, 0.166),
+    ),
+    Fault(
+        code="GA305",
+        title="the scheduler steps per micro-batch",
+        severity="warning",
+        what="`scheduler.step()` runs once a micro-batch while the optimizer steps once a window.",
+        why="The schedule runs N times too fast: after one update the rate is {bad} instead of "
+        "{good}.",
+        mend="Move `scheduler.step()` under the condition that steps the optimizer.",
+        bad="""\
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+for i, (x, y) in enumerate(data):
+    loss = nn.functional.mse_loss(model(x), y) / every
+    loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+    scheduler.step()
+figure = scheduler.get_last_lr()[0]
+""",
+        good="""\
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+for i, (x, y) in enumerate(data):
+    loss = nn.functional.mse_loss(model(x), y) / every
+    loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+figure = scheduler.get_last_lr()[0]
+""",
+        figures=(0.0625, 0.5),
+    ),
+    Fault(
+        code="GA306",
+        title="a parameter is rebound, so the update is lost",
+        severity="error",
+        what="`p = p - lr * p.grad` makes a new tensor and binds the name to it.",
+        why="The model keeps the old tensor: the weight stays at {bad} instead of {good}.",
+        mend="Change it in place, under `torch.no_grad()`: `p -= lr * p.grad`.",
+        bad="""\
+x, y = data[0]
+nn.functional.mse_loss(model(x), y).backward()
+with torch.no_grad():
+    for p in model.parameters():
+        p = p - 1.0 * p.grad
+figure = model.weight.item()
+""",
+        good="""\
+x, y = data[0]
+nn.functional.mse_loss(model(x), y).backward()
+with torch.no_grad():
+    for p in model.parameters():
+        p -= 1.0 * p.grad
+figure = model.weight.item()
+""",
+        figures=(0.0, 2.0),
+    ),
+    Fault(
+        code="GA307",
+        title="parameters change in mid-window",
+        severity="warning",
+        what="Weights are projected, decayed or stepped between the micro-batches of one window, "
+        "or between a forward and its own backward.",
+        why="The projection below runs four times instead of once: the weight is {bad} instead "
+        "of {good}.",
+        mend="Change parameters only after the step, under the same condition.",
+        bad="""\
+nn.init.constant_(model.weight, 10.0)
+for i, (x, _) in enumerate(data):
+    (model(x).mean() * 0.0 / every).backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        model.weight.mul_(0.5)
+figure = model.weight.item()
+""",
+        good="""\
+nn.init.constant_(model.weight, 10.0)
+for i, (x, _) in enumerate(data):
+    (model(x).mean() * 0.0 / every).backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model.weight.mul_(0.5)
+figure = model.weight.item()
+""",
+        figures=(0.625, 5.0),
+    ),
+    Fault(
+        code="GA308",
+        title="an update outside `no_grad`",
+        severity="error",
+        what="A parameter that requires grad is changed in place outside `torch.no_grad()`, or a "
+        "post-accumulate hook, which is given the parameter, changes it for the gradient.",
+        why="torch refuses the first with an error; the second silently changes the weight: "
+        "{bad} instead of {good} below.",
+        mend="Wrap the update in `with torch.no_grad():`; in the hook, change `parameter.grad`.",
+        bad="""\
+weight = torch.ones(1, requires_grad=True)
+
+def average(grad):
+    grad /= 2
+
+weight.register_post_accumulate_grad_hook(average)
+(3 * weight).sum().backward()
+figure = weight.item()
+""",
+        good="""\
+weight = torch.ones(1, requires_grad=True)
+
+def average(parameter):
+    parameter.grad /= 2
+
+weight.register_post_accumulate_grad_hook(average)
+(3 * weight).sum().backward()
+figure = weight.item()
+""",
+        figures=(0.5, 1.0),
+    ),
+    Fault(
+        code="GA309",
+        title="parameters that no optimizer steps",
+        severity="warning",
+        what="The optimizer took only what required grad when it was built; layers unfrozen later "
+        "get gradients but no update.",
+        why="The unfrozen layer stays at {bad}; owned by the optimizer it moves to {good}.",
+        mend="Unfreeze first, or add the layer with `optimizer.add_param_group(...)`.",
+        bad="""\
+model.requires_grad_(False)
+late = nn.Sequential(model, nn.Linear(1, 1))
+late[0].requires_grad_(False)
+tuner = torch.optim.SGD([p for p in late.parameters() if p.requires_grad], lr=1.0)
+late[0].requires_grad_(True)
+for x, _ in data[:1]:
+    tuner.zero_grad()
+    (late[0](x) - 1).pow(2).mean().backward()
+    tuner.step()
+figure = model.weight.item()
+""",
+        good="""\
+late = nn.Sequential(model, nn.Linear(1, 1))
+tuner = torch.optim.SGD([p for p in late.parameters() if p.requires_grad], lr=1.0)
+for x, _ in data[:1]:
+    tuner.zero_grad()
+    (late[0](x) - 1).pow(2).mean().backward()
+    tuner.step()
+figure = model.weight.item()
+""",
+        figures=(0.0, 2.0),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Faults of training loops, found in their source alone."""

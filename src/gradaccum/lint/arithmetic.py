@@ -1,0 +1,353 @@
+"""Numbers, divisions of a loss, and conditions."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gradaccum.lint.evaluate import assign, evaluate, key_of, text
+from gradaccum.lint.values import Class, Divisor, Env, Func, Num, Seq, Tensor, Thing, Value, varies
+
+if TYPE_CHECKING:
+    from gradaccum.lint.walk import Walker
+
+__all__ = ["augment", "binary", "condition", "divided", "merged"]
+
+_MATH: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[..., bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_NEGATIVE: dict[type[ast.cmpop], str] = {ast.NotEq: "Eq", ast.IsNot: "Is", ast.NotIn: "In"}
+BIG = 8
+"""A written window length beyond this one is walked as a short one."""
+
+
+def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
+    """`left op right`."""
+    left, right = _drawn(left, right)
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        return _tensor(walker, op, left, right, node)
+    if isinstance(op, ast.Mod):
+        left, right = _modulus(walker, left, right)
+    left, right = _number(walker, left), _number(walker, right)
+    if isinstance(left, Num) and isinstance(right, Num):
+        function = _MATH.get(type(op))
+        if function is not None:
+            try:
+                value = function(left.value, right.value)
+            except (ZeroDivisionError, OverflowError, TypeError):
+                return Thing("unknown", text(node), True)
+            return Num(value, left.tags | right.tags, left.varies or right.varies)
+    if isinstance(left, Seq) and isinstance(right, Seq) and isinstance(op, ast.Add):
+        return Seq([*left.items, *right.items], left.depth, left.open or right.open)
+    if isinstance(left, Num) and isinstance(right, Seq):
+        left, right = right, left
+    if isinstance(left, Seq) and isinstance(right, Num) and isinstance(op, ast.Mult):
+        times = int(right.value)
+        if len(left.items) * times <= 64:
+            return Seq(left.items * times, left.depth, left.open)
+    made = Thing(
+        "unknown",
+        f"({key_of(left)} {type(op).__name__} {key_of(right)})",
+        varies(left) or varies(right),
+        args=(left, right),
+        depth=len(walker.loops),
+    )
+    if any(isinstance(part, Thing) and (part.kind == "grad" or "grad" in part.uses)
+           for part in (left, right)):  # fmt: skip
+        made.uses.add("grad")
+    if isinstance(left, Thing) and left.kind == "param":
+        made.uses.add("param")
+        made.models = left.models
+    return made
+
+
+def _drawn(left: Value, right: Value) -> tuple[Value, Value]:
+    """Leaf tensors as tensors, except in an update, where what matters is which leaf it is."""
+    if any(isinstance(part, Thing) and (part.kind == "grad" or "grad" in part.uses)
+           for part in (left, right)):  # fmt: skip
+        return left, right
+    return _from_leaf(left), _from_leaf(right)
+
+
+def _from_leaf(value: Value) -> Value:
+    if isinstance(value, Thing) and value.kind == "leaf":
+        return Tensor(frozenset((value,)), flags=frozenset(("leaf",)))
+    return value
+
+
+def _number(walker: Walker, value: Value) -> Value:
+    if isinstance(value, Thing) and value.key in walker.known:
+        return walker.symbol(value.key)
+    return value
+
+
+def _modulus(walker: Walker, left: Value, right: Value) -> tuple[Value, Value]:
+    counting = isinstance(left, Num) and left.varies
+    if not counting and walker.driver is not None and isinstance(left, (Thing, Num)):
+        if isinstance(left, Thing) and left.kind == "unknown":
+            left, counting = Num(walker.driver.index, frozenset(), True), True
+    if not counting:
+        return left, right
+    if isinstance(right, Thing) and right.kind in ("unknown", "external", "dict"):
+        right_number = walker.symbol(right.key)
+        walker.trace.window_keys.add(right.key)
+        return left, right_number
+    if isinstance(right, Num) and not right.tags:
+        if right.value > BIG:
+            return left, walker.symbol(f"{right.value:g}")
+        if right.value > 3:
+            walker.known["length"] = 11
+    return left, right
+
+
+def divided(tensor: Tensor, by: Value) -> Tensor:
+    """`tensor / by`."""
+    value = by.value if isinstance(by, Num) else None
+    return replace(tensor, divisors=(*tensor.divisors, Divisor(key_of(by), value)))
+
+
+def merged(parts: list[Tensor], node: ast.AST) -> Tensor:
+    """A tensor made of several, whose divisions are those that all of them have."""
+    common = list(parts[0].divisors)
+    for part in parts[1:]:
+        common = [item for item in common if item in part.divisors]
+    apart = tuple(
+        item for part in parts for item in (*part.divisors, *part.partial) if item not in common
+    )
+    flags = frozenset().union(*(part.flags for part in parts)) - {"detached", "item"}
+    return Tensor(
+        frozenset().union(*(part.models for part in parts)),
+        tuple(common),
+        frozenset().union(*(part.forwards for part in parts)),
+        flags,
+        next((part.scaler for part in parts if part.scaler is not None), None),
+        any(part.graph for part in parts),
+        apart if len(parts) > 1 else parts[0].partial,
+        node,
+    )
+
+
+def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        both = merged([left, right], node)
+        if isinstance(op, (ast.Add, ast.Sub)):
+            return both
+        if isinstance(op, ast.Mult):
+            return replace(both, divisors=(*left.divisors, *right.divisors), partial=())
+        if isinstance(op, ast.MatMult):
+            alike = {"similarity"} if left.models & right.models else set()
+            return replace(both, divisors=(), partial=(), flags=both.flags | alike)
+        return divided(
+            replace(both, divisors=left.divisors, partial=()), Thing("unknown", "tensor")
+        )
+    tensor, other = (left, right) if isinstance(left, Tensor) else (right, left)
+    assert isinstance(tensor, Tensor)
+    other = _number(walker, other)
+    tensor = replace(tensor, made=node)
+    if isinstance(op, ast.Div):
+        if tensor.forwards and tensor.forwards <= walker.spent and isinstance(other, Num):
+            walker.note("divided_late", node, None, divided(tensor, other))
+        if tensor is not left and not isinstance(left, Tensor):
+            return divided(tensor, Thing("unknown", "reciprocal"))
+        return divided(tensor, other)
+    if isinstance(op, ast.Mult):
+        return _times(tensor, other)
+    return tensor
+
+
+def _times(tensor: Tensor, factor: Value) -> Tensor:
+    if isinstance(factor, Num):
+        if factor.tags and 0 < factor.value < 1:
+            return replace(tensor, divisors=(*tensor.divisors, Divisor(key_of(factor), None)))
+        undone = [item for item in tensor.divisors if item.key == key_of(factor)]
+        if undone:
+            rest = list(tensor.divisors)
+            rest.remove(undone[0])
+            return replace(tensor, divisors=tuple(rest), flags=tensor.flags | {"undone"})
+        if not factor.tags:
+            # a weight of a term, unless it is small enough to be somebody's 1/N
+            small = 0 < factor.value <= 0.25
+            mark = {"weighted"} if small else set()
+            return replace(tensor, flags=tensor.flags | mark)
+    # An unknown factor may well be one over the window.
+    return replace(tensor, divisors=(*tensor.divisors, Divisor(f"1/{key_of(factor)}", None)))
+
+
+def augment(
+    walker: Walker, node: ast.AugAssign, env: Env, spelled: ast.Assign | None = None
+) -> None:
+    """`target op= value`, with what it means for gradients, parameters and running sums."""
+    current = evaluate(walker, env, _read(node.target))
+    value = evaluate(walker, env, node.value)
+    if isinstance(current, Thing) and current.kind == "grad":
+        walker.note("grad_scale", spelled or node, current)
+        return
+    if isinstance(current, Thing) and current.kind in ("param", "leaf"):
+        reads = isinstance(value, Thing) and (value.kind == "grad" or "grad" in value.uses)
+        if spelled is not None:
+            if reads and current.kind == "param" and isinstance(node.target, ast.Name):
+                walker.note("rebind", spelled, current)
+        elif reads or current.kind == "param" or walker.inside("hook"):
+            flags = [*current.uses & {"data"}, *(["grad"] if reads else [])]
+            hooked = walker.inside("hook") and "data" not in current.uses and not reads
+            walker.note("param_write", node, current, None, "augmented", *flags)
+            if hooked and not walker.inside("no_grad"):
+                walker.note("hook_write", node, current)
+        if spelled is None or reads:
+            return
+    if isinstance(value, Tensor) and isinstance(node.op, ast.Add):
+        again = isinstance(current, Tensor) and "running" in current.flags
+        if again or not isinstance(current, Tensor):
+            walker.note("running", spelled or node, None, value, *(["again"] if again else []))
+    result: Value
+    if isinstance(current, Thing) and current.kind in ("unknown", "external"):
+        if isinstance(value, Num) and isinstance(node.op, (ast.Add, ast.Sub)):
+            walker.trace.exact = False
+            if isinstance(node.target, ast.Name):
+                walker.trace.guessed = True
+            current = Num(0, frozenset(), bool(walker.loops))
+        elif isinstance(node.op, (ast.Mult, ast.Div)) and not isinstance(value, Tensor):
+            walker.trace.scaled_keys |= _keys(value)
+    result = binary(walker, node.op, current, value, node)
+    if isinstance(result, Num) and walker.loops:
+        result = Num(result.value, result.tags, True)
+    if isinstance(result, Tensor) and not isinstance(current, Tensor):
+        result = replace(result, flags=result.flags | {"running"})
+    elif isinstance(result, Tensor) and isinstance(current, Tensor):
+        kept = {"running", "again"} if "running" in current.flags else set()
+        result = replace(result, flags=(result.flags - {"running", "again"}) | kept)
+    assign(walker, env, node.target, result)
+
+
+def _keys(value: Value) -> set[str]:
+    if isinstance(value, Num):
+        return set(value.tags)
+    if isinstance(value, Thing):
+        return {value.key}.union(*(_keys(part) for part in value.args))
+    return set()
+
+
+def _read(target: ast.expr) -> ast.expr:
+    if isinstance(target, ast.Name):
+        return ast.copy_location(ast.Name(target.id, ast.Load()), target)
+    if isinstance(target, ast.Attribute):
+        return ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
+    if isinstance(target, ast.Subscript):
+        return ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
+    return target
+
+
+def condition(
+    walker: Walker, env: Env, test: ast.expr, around: ast.AST | None
+) -> bool | tuple[str, bool, bool]:
+    """A condition that is neither `not`, `and` nor `or`."""
+    if isinstance(test, ast.Compare):
+        return _compare(walker, env, test, around)
+    return _truthy(evaluate(walker, env, test), test)
+
+
+def _truthy(value: Value, test: ast.expr) -> bool | tuple[str, bool, bool]:
+    if value is None or isinstance(value, (bool, str)):
+        return bool(value)
+    if isinstance(value, Num):
+        return value.value != 0
+    if isinstance(value, (Func, Class)):
+        return True
+    if isinstance(value, Seq):
+        return (text(test), True, True) if value.open else bool(value.items)
+    if isinstance(value, Tensor):
+        return text(test), True, True
+    if value.kind in ("unknown", "external", "dict", "literal"):
+        if value.key.startswith("not "):
+            return value.key[4:], value.varies, False
+        return value.key, value.varies, True
+    return True
+
+
+def _compare(
+    walker: Walker, env: Env, test: ast.Compare, around: ast.AST | None
+) -> bool | tuple[str, bool, bool]:
+    values = [evaluate(walker, env, part) for part in (test.left, *test.comparators)]
+    open_: tuple[str, bool, bool] | None = None
+    for op, left, right in zip(test.ops, values, values[1:], strict=False):
+        result = _pair(walker, op, left, right, test, around)
+        if result is False:
+            return False
+        if result is not True:
+            open_ = result if open_ is None else (f"{open_[0]},{result[0]}", True, True)
+    return True if open_ is None else open_
+
+
+def _pair(
+    walker: Walker,
+    op: ast.cmpop,
+    left: Value,
+    right: Value,
+    test: ast.Compare,
+    around: ast.AST | None,
+) -> bool | tuple[str, bool, bool]:
+    if right is None and isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)):
+        positive = isinstance(op, (ast.IsNot, ast.NotEq))
+        if left is None:
+            return not positive
+        if isinstance(left, Thing) and left.kind in ("unknown", "external"):
+            return left.key, left.varies, positive
+        return positive
+    left, right = _number(walker, left), _number(walker, right)
+    if isinstance(left, Num) and isinstance(right, Thing) and _counts(left, right, test, around):
+        walker.trace.window_keys.add(right.key)
+        right = walker.symbol(right.key)
+    elif isinstance(right, Num) and isinstance(left, Thing) and _counts(right, left, test, around):
+        walker.trace.window_keys.add(left.key)
+        left = walker.symbol(left.key)
+    function = _COMPARE.get(type(op))
+    if function is not None:
+        if isinstance(left, Num) and isinstance(right, Num):
+            return function(left.value, right.value)
+        if isinstance(left, (str, bool)) and type(left) is type(right):
+            return function(left, right)
+    if isinstance(op, (ast.Is, ast.IsNot)) and isinstance(left, bool) and isinstance(right, bool):
+        return (left is right) == isinstance(op, ast.Is)
+    if isinstance(op, (ast.In, ast.NotIn)) and isinstance(right, Seq) and not right.open:
+        if isinstance(left, str) and all(isinstance(item, str) for item in right.items):
+            return (left in right.items) == isinstance(op, ast.In)
+    changes = varies(left) or varies(right)
+    negative = _NEGATIVE.get(type(op))
+    key = f"{key_of(left)} {negative or type(op).__name__} {key_of(right)}"
+    return key, changes, negative is None
+
+
+def _counts(counter: Num, limit: Thing, test: ast.Compare, around: ast.AST | None) -> bool:
+    """Whether a counter is held against a window length: the branch starts it anew."""
+    if not counter.varies or limit.kind != "unknown" or not isinstance(around, ast.If):
+        return False
+    named = {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(test)
+        if isinstance(node, (ast.Name, ast.Attribute))
+    }
+    for statement in around.body:
+        if isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                parts = target.elts if isinstance(target, ast.Tuple) else [target]
+                for part in parts:
+                    name = part.id if isinstance(part, ast.Name) else getattr(part, "attr", None)
+                    if name in named:
+                        return True
+    return False

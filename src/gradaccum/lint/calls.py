@@ -1,0 +1,218 @@
+"""Calls: into the files we were given, of methods that matter, and of everything else."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gradaccum.lint import effects, library
+from gradaccum.lint.arithmetic import merged
+from gradaccum.lint.classes import base_kind, find_method
+from gradaccum.lint.evaluate import attribute, evaluate, text
+from gradaccum.lint.values import Class, Env, Func, Seq, Tensor, Thing, Value
+
+if TYPE_CHECKING:
+    from gradaccum.lint.walk import Walker
+
+__all__ = ["call", "instantiate", "tensors"]
+
+
+def call(walker: Walker, env: Env, node: ast.Call) -> Value:
+    """The value of a call, after its effects were noted."""
+    walker.budget -= 1
+    func = node.func
+    if isinstance(func, ast.Attribute):
+        receiver = evaluate(walker, env, func.value)
+        args, kwargs = _arguments(walker, env, node)
+        return _method(walker, node, receiver, func.attr, args, kwargs)
+    target = evaluate(walker, env, func)
+    args, kwargs = _arguments(walker, env, node)
+    return apply(walker, node, target, args, kwargs)
+
+
+def _arguments(walker: Walker, env: Env, node: ast.Call) -> tuple[list[Value], dict[str, Value]]:
+    args: list[Value] = []
+    for part in node.args:
+        value = evaluate(walker, env, part)
+        if isinstance(part, ast.Starred) and isinstance(value, Seq) and not value.open:
+            args.extend(value.items)
+        else:
+            args.append(value)
+    kwargs: dict[str, Value] = {}
+    for keyword in node.keywords:
+        value = evaluate(walker, env, keyword.value)
+        if keyword.arg is not None:
+            kwargs[keyword.arg] = value
+        elif isinstance(value, Thing):
+            kwargs.update({k: v for k, v in value.attrs.items() if k.isidentifier()})
+    return args, kwargs
+
+
+def _method(
+    walker: Walker,
+    node: ast.Call,
+    receiver: Value,
+    name: str,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> Value:
+    if isinstance(receiver, Tensor):
+        return effects.tensor_method(walker, node, receiver, name, args, kwargs)
+    if isinstance(receiver, Seq):
+        return _list_method(walker, node, receiver, name, args)
+    if isinstance(receiver, Class):
+        method = find_method(walker, receiver, name)
+        if method is not None:
+            return _enter(walker, method, args, kwargs)
+        return unknown_call(walker, node, None, args, kwargs)
+    if isinstance(receiver, Thing):
+        if receiver.key == "super()":
+            return Thing("unknown", f"super().{name}()", bool(walker.loops))
+        if receiver.kind in ("external", "file"):
+            return apply(walker, node, attribute(walker, receiver, name, node), args, kwargs)
+        home = receiver.attrs.get("__class__")
+        if name in receiver.attrs:
+            return apply(walker, node, receiver.attrs[name], args, kwargs)
+        if isinstance(home, Class):
+            method = find_method(walker, home, name)
+            if method is not None:
+                method.owner = receiver
+                result = _enter(walker, method, args, kwargs)
+                if receiver.kind == "model" and isinstance(result, Thing):
+                    return effects.forward(walker, node, receiver, tensors([*args, result]), result)
+                return result
+        if receiver.kind == "leaf" and name not in effects.OF_LEAF:
+            return effects.tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
+        handler = effects.METHODS.get(name)
+        if handler is not None:
+            return handler(walker, node, receiver, args, kwargs)
+        if receiver.kind == "model" and name not in effects.PLAIN:
+            return effects.forward(walker, node, receiver, tensors([*args, *kwargs.values()]))
+    return unknown_call(walker, node, receiver, args, kwargs)
+
+
+def _enter(walker: Walker, func: Func, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    walker.budget -= 1
+    return walker.function(func, args, kwargs)
+
+
+def apply(
+    walker: Walker, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """Call `target`."""
+    if isinstance(target, Func):
+        return _enter(walker, target, args, kwargs)
+    if isinstance(target, Class):
+        return instantiate(walker, node, target, args, kwargs)
+    if isinstance(target, Tensor):
+        return effects.forward(walker, node, effects.alias(walker, target),
+                               tensors([*args, *kwargs.values()]))  # fmt: skip
+    if isinstance(target, Thing):
+        if target.kind == "external":
+            return library.external_call(walker, node, target.key, args, kwargs)
+        home = target.attrs.get("__class__")
+        if isinstance(home, Class) and target.kind != "model":
+            method = find_method(walker, home, "__call__")
+            if method is not None:
+                method.owner = target
+                return _enter(walker, method, args, kwargs)
+        if target.kind == "scheduler":
+            walker.note("step", node, target)
+            return None
+        if target.kind == "model":
+            return effects.forward(walker, node, target, tensors([*args, *kwargs.values()]))
+        if target.kind == "loss_fn":
+            parts = tensors([*args, *kwargs.values()])
+            if not parts:
+                return _opaque(walker, node, args)
+            made = merged(parts, node)
+            flags = made.flags | {"sum"} if "sum" in target.uses else made.flags - {"sum"}
+            return replace(made, divisors=(), partial=(), flags=flags)
+    return unknown_call(walker, node, target, args, kwargs)
+
+
+def instantiate(
+    walker: Walker, node: ast.AST, home: Class, args: list[Value], kwargs: dict[str, Value]
+) -> Thing:
+    """A new object of a class whose source we have."""
+    kind = base_kind(walker, home)
+    made = Thing(kind, home.node.name, node=node, depth=len(walker.loops), args=tuple(args),
+                 kwargs=dict(kwargs))  # fmt: skip
+    made.attrs["__class__"] = home
+    made.models = library.models_of([*args, *kwargs.values()])
+    method = find_method(walker, home, "__init__")
+    if method is not None:
+        method.owner = made
+        walker.function(method, args, kwargs)
+    return made
+
+
+def _list_method(
+    walker: Walker, node: ast.Call, receiver: Seq, name: str, args: list[Value]
+) -> Value:
+    if name in ("append", "add") and args:
+        if isinstance(args[0], Tensor) and len(walker.loops) > receiver.depth:
+            walker.note("store", node, None, args[0], "kept")
+        if len(receiver.items) < 64:
+            receiver.items.append(args[0])
+    elif name in ("extend", "__iadd__") and args:
+        other = args[0]
+        if isinstance(other, Seq) and len(receiver.items) < 64:
+            receiver.items.extend(other.items[:64])
+        elif isinstance(other, Thing):
+            receiver.items.append(other)
+        receiver.open = True
+    elif name == "clear":
+        receiver.items.clear()
+    elif name == "pop" and receiver.items:
+        return receiver.items.pop()
+    return Thing("unknown", f"list.{name}()", True)
+
+
+def tensors(values: list[Value]) -> list[Tensor]:
+    """The tensors among values, in lists and dicts as well."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, Seq):
+            found.extend(tensors(value.items[:16]))
+        elif isinstance(value, Thing):
+            if value.kind == "leaf":
+                found.append(effects.leaf(value))
+            elif value.kind == "dict":
+                found.extend(tensors(list(value.attrs.values())))
+    return found
+
+
+def unknown_call(
+    walker: Walker, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """A call of something whose source we do not have."""
+    values = [*args, *kwargs.values()]
+    effects.escapes(walker, node, values)
+    if args and isinstance(args[0], Thing) and args[0].kind in library.ITERABLES:
+        return Thing("wrapped", text(node.func), args=(args[0],))
+    parts = tensors(values)
+    callers = library.models_of([value for value in values if isinstance(value, Thing)])
+    if not isinstance(node.func, ast.Attribute) and isinstance(target, Thing):
+        if target.kind == "unknown" and (walker.loops or parts):
+            return effects.forward(walker, node, target, parts)
+    if parts or callers:
+        made = merged(parts, node) if parts else Tensor(made=node)
+        flags = made.flags - {"detached", "item", "sum"}
+        forwards = made.forwards or frozenset((walker.tick(),))
+        quiet = walker.quiet()
+        return replace(made, models=made.models | callers, graph=not quiet, forwards=forwards,
+                       flags=flags | ({"blind"} if quiet else set()))  # fmt: skip
+    return _opaque(walker, node, values)
+
+
+def _opaque(walker: Walker, node: ast.Call, args: list[Value]) -> Thing:
+    where = f"{text(node.func)}()@{node.lineno}"
+    made = Thing("unknown", where, bool(walker.loops), node=node, depth=len(walker.loops))
+    made.args = tuple(args)
+    if any(isinstance(value, Thing) and value.kind == "optimizer" for value in args):
+        made.uses.add("from_optimizer")
+    return made

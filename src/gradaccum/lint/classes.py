@@ -1,0 +1,57 @@
+"""Classes of the files we were given: their methods, and what their bases make of them."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from gradaccum.lint.evaluate import evaluate, key_of
+from gradaccum.lint.values import Class, Func
+
+if TYPE_CHECKING:
+    from gradaccum.lint.walk import Walker
+
+__all__ = ["base_kind", "find_method"]
+
+
+def find_method(walker: Walker, home: Class, name: str, depth: int = 0) -> Func | None:
+    """A method by name, in the class or in the bases we were given."""
+    for node in home.node.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            static = any(getattr(item, "id", "") == "staticmethod" for item in node.decorator_list)
+            func = Func(node, home.env, home.module, home=home)
+            if static:
+                func.bound = ()
+            return func
+    if depth < 8:
+        for base in home.node.bases:
+            value = evaluate(walker, home.env, base)
+            if isinstance(value, Class) and value is not home:
+                found = find_method(walker, value, name, depth + 1)
+                if found is not None:
+                    return found
+    return None
+
+
+def base_kind(walker: Walker, home: Class, depth: int = 0) -> str:
+    """What a class is by its bases: model, optimizer, scheduler, or just an instance."""
+    if home.node.bases and any(
+        isinstance(node, ast.FunctionDef) and node.name == "forward" for node in home.node.body
+    ):
+        return "model"
+    for base in home.node.bases:
+        value = evaluate(walker, home.env, base)
+        if isinstance(value, Class):
+            if depth < 8 and value is not home:
+                kind = base_kind(walker, value, depth + 1)
+                if kind != "instance":
+                    return kind
+            continue
+        name = key_of(value).split(".")[-1]
+        if name.endswith(("Module", "ModelMixin", "PreTrainedModel")):
+            return "model"
+        if name in ("Optimizer", "SGD", "Adam", "AdamW") or name.endswith("Optimizer"):
+            return "optimizer"
+        if name in ("LRScheduler", "_LRScheduler"):
+            return "scheduler"
+    return "instance"

@@ -1,0 +1,496 @@
+"""What the methods of models, optimizers, scalers and tensors do to gradients."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gradaccum.lint import library
+from gradaccum.lint.arithmetic import binary, divided, merged
+from gradaccum.lint.evaluate import text
+from gradaccum.lint.values import Class, Func, Num, Seq, Tensor, Thing, Value
+
+if TYPE_CHECKING:
+    from gradaccum.lint.walk import Walker
+
+__all__ = [
+    "METHODS",
+    "OF_LEAF",
+    "PLAIN",
+    "alias",
+    "backward",
+    "enter",
+    "escapes",
+    "forward",
+    "leaf",
+    "tensor_method",
+]
+
+Handler = Callable[["Walker", ast.Call, Thing, list[Value], dict[str, Value]], Value]
+
+_OWNED = frozenset({"optimizer", "model", "scaler", "params"})
+
+PLAIN = frozenset(
+    {
+        "apply", "buffers", "children", "get_parameter", "load_state_dict", "modules",
+        "named_buffers", "named_children", "named_modules", "save", "save_pretrained",
+        "state_dict", "share_memory", "enable_gradient_checkpointing",
+        "gradient_checkpointing_enable",
+        "named_parameters", "parameters", "print_trainable_parameters",
+    }
+)  # fmt: skip
+"""Methods of a model that are no forward pass."""
+
+_HARMLESS = frozenset(
+    {
+        "append", "clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "eval", "id",
+        "isinstance", "len", "load_state_dict", "print", "save", "state_dict", "str", "train",
+        "type", "update", "update_parameters", "prepare", "add_scalar", "log", "info",
+    }
+)  # fmt: skip
+
+
+def leaf(thing: Thing) -> Tensor:
+    """A leaf tensor in an expression: its own model."""
+    return Tensor(frozenset((thing,)), flags=frozenset(("leaf",)))
+
+
+def alias(walker: Walker, tensor: Tensor) -> Thing:
+    """What turned out to be an object and not a tensor, because its methods say so."""
+    if id(tensor) not in walker.aliases:
+        made = Thing("unknown", "made", depth=len(walker.loops), models=tensor.models)
+        walker.aliases[id(tensor)] = (tensor, made)
+    return walker.aliases[id(tensor)][1]
+
+
+def forward(
+    walker: Walker, node: ast.AST, model: Thing, parts: list[Tensor], result: Value = None
+) -> Tensor:
+    """A call of a model: its output depends on it and on what went in."""
+    quiet = walker.quiet()
+    made = merged(parts, node) if parts else Tensor(made=node)
+    walker.note("forward", node, model, None)
+    model.uses.add("called")
+    flags = made.flags - {"detached", "item", "sum", "leaf", "cat", "unsynced", "blind"}
+    if quiet:
+        flags |= {"inference"} if quiet == "inference_mode" else {"blind"}
+    if walker.inside("no_sync"):
+        flags |= {"unsynced"}
+    return Tensor(
+        made.models | {model} | model.models,
+        (),
+        made.forwards | {walker.tick()},
+        flags,
+        None,
+        not quiet,
+        (),
+        node,
+    )
+
+
+def backward(
+    walker: Walker,
+    node: ast.AST,
+    tensor: Tensor,
+    via: Thing | None,
+    kwargs: dict[str, Value],
+    *flags: str,
+) -> None:
+    """One backward pass, and the hooks that run in it."""
+    marks = [
+        *flags,
+        *(name for name in ("retain_graph", "create_graph") if kwargs.get(name) is True),
+    ]
+    walker.note("backward", node, via, tensor, *marks)
+    walker.spent |= tensor.forwards
+    if walker.inside("hook"):
+        return
+    walker.contexts.append(("hook", None))
+    try:
+        for hook, param in walker.hooks:
+            walker.function(hook, [param], {})
+    finally:
+        walker.contexts.pop()
+
+
+def _as_loss(value: Value) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Seq):
+        parts = [_as_loss(item) for item in value.items if isinstance(item, (Tensor, Thing))]
+        return merged(parts, ast.Pass()) if parts else Tensor()
+    return Tensor(flags=frozenset(("opaque",)))
+
+
+def _backward(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+              kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    if receiver.kind == "leaf":
+        backward(walker, node, leaf(receiver), None, kwargs)
+        return None
+    if not args or (receiver.kind in ("unknown", "grad") and not isinstance(args[0], (Tensor, Seq))
+                    and not receiver.uses & {"step", "accumulate", "called", "prepare"}
+                    and "gradient" not in kwargs and _looks_like_tensor(args[0])):  # fmt: skip
+        receiver.uses.add("differentiated")
+        backward(walker, node, _as_loss(receiver), None, kwargs)
+        return None
+    loss = _as_loss(args[0])
+    if receiver.kind == "accelerator":
+        steps = accelerate_steps(walker, receiver)
+        if isinstance(steps, (Num, Thing)):
+            loss = divided(loss, steps)
+        elif walker.inside("accumulate"):
+            loss = divided(loss, Thing("unknown", "accelerate"))
+        backward(walker, node, loss, receiver, kwargs, "accelerate")
+    elif receiver.kind == "fabric":
+        backward(walker, node, loss, receiver, kwargs, "fabric")
+    else:
+        receiver.uses.add("backward")
+        backward(walker, node, loss, receiver, kwargs, "engine")
+    return None
+
+
+def _looks_like_tensor(value: Value) -> bool:
+    return isinstance(value, Num) or value is None
+
+
+def accelerate_steps(walker: Walker, accelerator: Thing) -> Value:
+    """What an `Accelerator` divides by, where the source says it."""
+    steps = accelerator.kwargs.get("gradient_accumulation_steps")
+    if isinstance(steps, Thing):
+        return walker.symbol(steps.key)
+    if isinstance(steps, Num):
+        return steps if steps.value > 1 else None
+    return None
+
+
+def _manual_backward(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+                     kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    if args:
+        backward(walker, node, _as_loss(args[0]), receiver, kwargs, "lightning")
+    return None
+
+
+def _idle(walker: Walker, thing: Thing) -> bool:
+    """Whether a prepared object ignores the call, as Accelerate's do inside a window."""
+    return "prepared" in thing.uses and walker.accumulations > 0 and not walker.sync
+
+
+def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+          kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    first = args[0] if args else kwargs.get("optimizer", kwargs.get("closure"))
+    if isinstance(first, Thing) and (
+        receiver.kind == "scaler" or receiver.uses & {"scale", "unscale"}
+    ):
+        receiver.uses.add("scaler")
+        first.uses.add("scaler_step")
+        if not _idle(walker, first):
+            walker.note("step", node, first, None, "scaler")
+            walker.note("scaler_step", node, receiver)
+        return None
+    receiver.uses.add("step")
+    if isinstance(first, Func):
+        walker.function(first, [], {})
+        walker.note("step", node, receiver, None, "closure")
+    elif not _idle(walker, receiver):
+        walker.note("step", node, receiver, None, *(["args"] if args else []))
+    return None
+
+
+def _zero_grad(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+               kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    receiver.uses.add("zero_grad")
+    if not _idle(walker, receiver):
+        walker.note("zero", node, receiver)
+    return None
+
+
+def _unscale(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+             kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    receiver.uses.add("unscale")
+    if args and isinstance(args[0], Thing):
+        args[0].uses.add("unscale")
+        walker.note("unscale", node, args[0])
+        walker.note("scaler_unscale", node, receiver)
+    return None
+
+
+def _update(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+            kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    if receiver.kind == "scaler" or receiver.uses & {"scale", "unscale", "scaler"}:
+        walker.note("scaler_update", node, receiver)
+    else:
+        escapes(walker, node, [*args, *kwargs.values()])
+    return None
+
+
+def _scale(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+           kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    if len(args) == 1 and receiver.kind in ("scaler", "unknown"):
+        receiver.uses.add("scale")
+        return replace(_as_loss(args[0]), scaler=receiver)
+    return library.opaque(walker, node)
+
+
+def clip(walker: Walker, node: ast.AST, target: Value, limit: Value, *flags: str) -> Value:
+    """A clip of the gradients of `target`."""
+    endless = isinstance(limit, Num) and limit.value == float("inf")
+    if not endless:
+        thing = target if isinstance(target, Thing) else None
+        if isinstance(target, Seq):
+            thing = Thing("params", "list", models=library.models_of([target]))
+        scaled = isinstance(limit, Thing) and "get_scale" in limit.key
+        marks = [*flags, *(["rescaled"] if scaled else [])]
+        walker.note("clip", node, thing, None, *marks)
+    return Thing("unknown", f"norm@{getattr(node, 'lineno', 0)}", True)
+
+
+def _clip(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+          kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    if receiver.kind == "accelerator":
+        limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
+        return clip(walker, node, args[0] if args else None, limit, "accelerate")
+    if receiver.kind in ("model", "unknown") and (len(args) == 1 or not args):
+        limit = args[0] if args else kwargs.get("max_norm")
+        return clip(walker, node, receiver, limit)
+    return clip(walker, node, args[0] if args else None, args[1] if len(args) > 1 else None)
+
+
+def _accumulate(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+                kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    if receiver.kind == "unknown":
+        receiver.kind = "accelerator"
+    return Thing("context", "accumulate", args=(receiver,))
+
+
+def _no_sync(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+             kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    if kwargs.get("enabled") is False:
+        return Thing("context", "null")
+    return Thing("context", "no_sync", args=(receiver,))
+
+
+def _prepare(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+             kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    for value in args:
+        if isinstance(value, Thing):
+            value.uses.add("prepared")
+            if text(node).endswith("setup()"):
+                value.uses.discard("prepared")
+    return args[0] if len(args) == 1 else Seq(list(args), len(walker.loops))
+
+
+def _parameters(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+                kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    models = frozenset((receiver,)) | receiver.models
+    return Thing("params", f"{receiver.key}.parameters()", models=models, depth=receiver.depth)
+
+
+def _mode(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+          kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    flag = args[0] if args else kwargs.get("mode", True)
+    if text(node.func).endswith(".eval"):
+        walker.note("mode", node, receiver, None, "eval")
+    elif flag is True:
+        walker.note("mode", node, receiver, None, "train")
+    else:
+        walker.note("mode", node, receiver, None, "eval" if flag is False else "restored")
+    return receiver
+
+
+def _itself(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+            kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    return receiver
+
+
+def _lower(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+           kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    receiver.uses.add("low")
+    return receiver
+
+
+def _to(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+        kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    if any(library.is_low(value) for value in (*args, *kwargs.values())):
+        receiver.uses.add("low")
+    return receiver
+
+
+def _requires_grad(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+                   kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    flag = args[0] if args else kwargs.get("requires_grad", True)
+    if isinstance(flag, bool):
+        walker.note("unfreeze" if flag else "freeze", node, receiver)
+    return receiver
+
+
+def _in_place(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+              kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    name = text(node.func).split(".")[-1]
+    if receiver.kind == "grad":
+        walker.note("zero" if name == "zero_" else "grad_scale", node, receiver, None, "param")
+    elif receiver.kind in ("param", "leaf") or "weight" in receiver.uses:
+        reads = any(isinstance(v, Thing) and (v.kind == "grad" or "grad" in v.uses) for v in args)
+        flags = [*receiver.uses & {"data"}, *(["grad"] if reads else [])]
+        walker.note("param_write", node, receiver, None, "in_place", *flags)
+    return receiver
+
+
+def _post_hook(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+               kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    if args and isinstance(args[0], Func):
+        walker.note("post_hook", args[0].node, receiver)
+        if not any(hook.node is args[0].node for hook, _ in walker.hooks):
+            walker.hooks.append((args[0], receiver))
+    return None
+
+
+def _grad_hook(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+               kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    if receiver.kind in ("leaf", "param") and args and isinstance(args[0], Func):
+        walker.note("grad_hook", node, receiver, None, *_names(args[0].node))
+    return None
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {child.attr for child in ast.walk(node) if isinstance(child, ast.Attribute)}
+
+
+def _load(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+          kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    receiver.uses.add("load_state_dict")
+    return None
+
+
+METHODS: dict[str, Handler] = {
+    "backward": _backward,
+    "manual_backward": _manual_backward,
+    "step": _step,
+    "zero_grad": _zero_grad,
+    "unscale_": _unscale,
+    "update": _update,
+    "scale": _scale,
+    "clip_grad_norm_": _clip,
+    "clip_grad_norm": _clip,
+    "clip_grad_value_": _clip,
+    "accumulate": _accumulate,
+    "no_sync": _no_sync,
+    "no_backward_sync": _no_sync,
+    "prepare": _prepare,
+    "setup": _prepare,
+    "parameters": _parameters,
+    "named_parameters": _parameters,
+    "train": _mode,
+    "eval": _mode,
+    "to": _to,
+    "cuda": _itself,
+    "cpu": _itself,
+    "double": _itself,
+    "bfloat16": _lower,
+    "half": _lower,
+    "requires_grad_": _requires_grad,
+    "mul_": _in_place,
+    "div_": _in_place,
+    "add_": _in_place,
+    "sub_": _in_place,
+    "addcmul_": _in_place,
+    "copy_": _in_place,
+    "zero_": _in_place,
+    "register_post_accumulate_grad_hook": _post_hook,
+    "register_hook": _grad_hook,
+    "load_state_dict": _load,
+}
+
+_OBJECT = frozenset({"zero_grad", "parameters", "named_parameters", "step", "train", "eval"})
+OF_LEAF = frozenset(
+    {"backward", "mul_", "div_", "add_", "sub_", "addcmul_", "copy_", "zero_", "register_hook",
+     "requires_grad_", "register_post_accumulate_grad_hook"}
+)  # fmt: skip
+"""Methods of a leaf tensor that act on the leaf itself."""
+_NUMBERS = frozenset({"item", "tolist", "numpy", "size", "dim", "numel", "is_finite"})
+_CUTS = frozenset({"detach", "argmax", "detach_", "long", "int", "bool", "argmin"})
+
+
+def tensor_method(
+    walker: Walker,
+    node: ast.Call,
+    tensor: Tensor,
+    name: str,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> Value:
+    """A method of a tensor."""
+    if name in _OBJECT:
+        return METHODS[name](walker, node, alias(walker, tensor), args, kwargs)
+    if name == "backward":
+        backward(walker, node, tensor, None, kwargs)
+        return None
+    if name in _NUMBERS:
+        return Thing("unknown", f"{name}@{node.lineno}", True)
+    if name in _CUTS:
+        flags = (tensor.flags | {"detached"}) - {"leaf", "running", "again"}
+        return replace(tensor, graph=False, flags=flags, made=node, models=frozenset(),
+                       forwards=frozenset())  # fmt: skip
+    if name == "requires_grad_" and (not args or args[0] is True):
+        walker.note("requires_grad", node, None, tensor)
+        if tensor.graph:
+            return tensor
+        fresh = Thing("leaf", f"leaf@{node.lineno}", node=node, depth=len(walker.loops))
+        return replace(leaf(fresh), made=node)
+    if name in ("div", "div_", "true_divide") and args:
+        return binary(walker, ast.Div(), tensor, args[0], node)
+    if name in ("mul", "mul_", "multiply") and args:
+        return binary(walker, ast.Mult(), tensor, args[0], node)
+    if name in ("add", "add_", "sub", "sub_") and args:
+        return binary(walker, ast.Add(), tensor, args[0], node)
+    if name in ("sum", "mean"):
+        flags = tensor.flags - {"sum"} if name == "mean" else tensor.flags | {"sum"}
+        return replace(tensor, flags=flags, made=node)
+    extra = [value for value in args if isinstance(value, Tensor)]
+    return merged([tensor, *extra], node) if extra else replace(tensor, made=node)
+
+
+def enter(walker: Walker, value: Value, node: ast.AST) -> Value:
+    """Open a `with` block; returns what `as` binds."""
+    if not isinstance(value, Thing) or value.kind != "context":
+        return value
+    if value.key == "accumulate":
+        accelerator = value.args[0]
+        assert isinstance(accelerator, Thing)
+        steps = accelerator.kwargs.get("gradient_accumulation_steps")
+        if isinstance(steps, Num):
+            every = int(steps.value) if steps.value <= 8 else 3
+        else:
+            key = steps.key if isinstance(steps, Thing) else "accelerate"
+            walker.trace.window_keys.add(key)
+            every = int(walker.symbol(key).value)
+        walker.accumulations += 1
+        last = walker.loops[-1].last if walker.loops else False
+        count = walker.engines.get(id(accelerator), 0) + 1
+        walker.sync = count % max(every, 1) == 0 or last
+        walker.engines[id(accelerator)] = 0 if last else count
+    walker.contexts.append((value.key, value.args[0] if value.args else None))
+    if value.key == "scale_loss":
+        loss = _as_loss(value.args[0])
+        return replace(loss, flags=loss.flags | {"apex"})
+    return value
+
+
+def escapes(walker: Walker, node: ast.Call, values: list[Value]) -> None:
+    """Note what unknown code was given: it may step, zero or run backward with it."""
+    if (
+        not walker.loops
+        or (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) in _HARMLESS
+    ):
+        return
+    for value in values:
+        parts = value.items[:16] if isinstance(value, Seq) else [value]
+        for part in parts:
+            if isinstance(part, Thing) and not isinstance(part.attrs.get("__class__"), Class):
+                if part.kind in _OWNED or (
+                    part.kind == "unknown" and not part.varies and part.uses
+                ):
+                    walker.note("escape", node, part)
+            elif isinstance(part, Tensor) and part.graph and part.forwards:
+                walker.note("escape", node, None, part)

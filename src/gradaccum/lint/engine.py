@@ -1,0 +1,186 @@
+"""From sources to findings, on as many processors as help."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gradaccum.faults import CATALOGUE
+from gradaccum.lint.hits import Hit
+from gradaccum.lint.judge import judge
+from gradaccum.lint.program import Module, Program, parse
+from gradaccum.lint.settings import INTERNAL, SYNTAX, Settings, silenced
+from gradaccum.lint.sources import Source
+from gradaccum.records import Evidence, Finding
+
+__all__ = ["Result", "lint", "lint_source"]
+
+_MAYBE = re.compile(rb"backward|\.\s*step\b|zero_grad|\.grad\b")
+"""A file without any of these cannot hold a training loop."""
+_PARALLEL = 12
+"""Training files from which on more processes pay for their start."""
+
+
+@dataclass(slots=True)
+class Result:
+    """The findings of one run."""
+
+    findings: list[Finding] = field(default_factory=list)
+    files: int = 0
+    texts: dict[str, Source] = field(default_factory=dict)
+
+
+def lint(sources: Sequence[Source], settings: Settings, jobs: int | None = None) -> Result:
+    """Lint all sources; functions are followed from file to file among them."""
+    result = Result(files=len(sources), texts={source.path: source for source in sources})
+    texts: dict[str, str | bytes] = {
+        source.path: source.data for source in sources if _MAYBE.search(source.data)
+    }
+    workers = min(jobs if jobs else (os.cpu_count() or 1), 1 + len(texts) // _PARALLEL)
+    if workers > 1 and sys.platform != "emscripten":
+        result.findings = _parallel(sources, texts, settings, workers)
+    else:
+        program = Program(texts)
+        for source in sources:
+            result.findings.extend(lint_source(source, program, settings, result.texts))
+    result.findings = _once(result.findings, sources)
+    return result
+
+
+def _once(findings: list[Finding], sources: Sequence[Source]) -> list[Finding]:
+    """Each finding once, in the order of the files: two roots may lead to one helper."""
+    rank = {source.path: index for index, source in enumerate(sources)}
+    unique = {(item.path, item.line, item.column, item.code): item for item in findings}
+    return sorted(
+        unique.values(),
+        key=lambda item: (
+            rank.get(item.path.split(":cell ")[0], 0),
+            item.path,
+            item.line,
+            item.code,
+        ),
+    )
+
+
+_shared: tuple[Program, Settings, dict[str, Source]] | None = None
+
+
+def _start(texts: dict[str, str | bytes], settings: Settings, known: dict[str, Source]) -> None:
+    global _shared
+    _shared = Program(texts), settings, known
+
+
+def _one(source: Source) -> list[Finding]:
+    assert _shared is not None
+    return lint_source(source, *_shared)
+
+
+def _parallel(
+    sources: Sequence[Source], texts: dict[str, str | bytes], settings: Settings, workers: int
+) -> list[Finding]:
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415 - 30 ms for many files only
+
+    known = {source.path: source for source in sources if source.path in texts}
+    shared = (texts, settings, known)
+    with ProcessPoolExecutor(workers, initializer=_start, initargs=shared) as pool:
+        return [finding for found in pool.map(_one, sources, chunksize=4) for finding in found]
+
+
+def lint_source(
+    source: Source, program: Program, settings: Settings, known: dict[str, Source] | None = None
+) -> list[Finding]:
+    """The findings of one source that the settings want and no `# noqa` covers."""
+    places = {**(known or {}), source.path: source}
+    hits: list[Hit] = []
+    try:
+        if _MAYBE.search(source.data):
+            module = program.modules.get(source.path) or parse(source.data, source.path)
+            program.add(module)
+            hits = _deep(program, module)
+        elif source.data.strip():
+            parse(source.data, source.path)
+    except (SyntaxError, ValueError) as error:
+        hits = [_broken(source.path, error)]
+    except (RecursionError, MemoryError):
+        hits = []  # too deep to follow, so nothing can be proved
+    except Exception as error:  # noqa: BLE001 - one file must not stop the others
+        reason = f"the linter failed here ({type(error).__name__}: {error}); please report it"
+        hits = [Hit(INTERNAL, source.path, 1, 0, reason)]
+    return [
+        _finding(one, places)
+        for one in hits
+        if one.code in settings.codes
+        and one.path in places
+        and not silenced(places[one.path].text(one.line), one.code)
+    ]
+
+
+def _deep(program: Program, module: Module) -> list[Hit]:
+    """Judge with room for deep nesting: only a thread's stack is ours to choose."""
+    found: list[list[Hit]] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(judge(program, module))
+        except (RecursionError, MemoryError) as error:
+            errors.append(error)
+
+    if not _nested(module):
+        return judge(program, module)
+    limit = sys.getrecursionlimit()
+    size = threading.stack_size(256 * 1024 * 1024)
+    try:
+        sys.setrecursionlimit(max(limit, 20_000))
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    finally:
+        sys.setrecursionlimit(limit)
+        threading.stack_size(size)
+    return found[0] if found else []
+
+
+def _nested(module: Module) -> bool:
+    """Whether a file nests deeper than the usual stack allows for."""
+    import ast  # noqa: PLC0415 - beside its only use
+
+    level: list[ast.AST] = [module.tree]
+    depth = 0
+    while level:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+        if depth > 60:
+            return True
+    return False
+
+
+def _broken(path: str, error: SyntaxError | ValueError) -> Hit:
+    line = getattr(error, "lineno", None) or 1
+    column = max(getattr(error, "offset", None) or 1, 1) - 1
+    reason = getattr(error, "msg", None) or str(error)
+    return Hit(SYNTAX, path, line, column, f"this file does not parse: {reason}")
+
+
+def _finding(one: Hit, places: dict[str, Source]) -> Finding:
+    fault = CATALOGUE.get(one.code)
+    path, line = places[one.path].place(one.line)
+    evidence = []
+    for other, at, what in one.evidence:
+        where, row = places[other].place(at) if other in places else (other, at)
+        evidence.append(Evidence(where, row, what))
+    return Finding(
+        one.code,
+        fault.severity if fault else ("note" if one.code == INTERNAL else "error"),
+        path,
+        line,
+        one.column + 1,
+        fault.title if fault else ("not linted" if one.code == INTERNAL else "does not parse"),
+        one.message,
+        tuple(evidence),
+        fault.mend if fault else "The other files were linted.",
+    )

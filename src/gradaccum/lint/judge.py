@@ -1,0 +1,71 @@
+"""From walks to findings: a fault counts if some configuration has it whatever the data are."""
+
+from __future__ import annotations
+
+from gradaccum.lint import (
+    rules_clipping,
+    rules_graph,
+    rules_scaling,
+    rules_stepping,
+    rules_zeroing,
+)
+from gradaccum.lint.facts import Facts, facts_of
+from gradaccum.lint.hits import Hit
+from gradaccum.lint.program import Module, Program
+from gradaccum.lint.survey import Survey, survey
+
+__all__ = ["judge"]
+
+PER_VIEW = (
+    *rules_zeroing.RULES, *rules_scaling.RULES, *rules_stepping.RULES, *rules_clipping.RULES,
+    *rules_graph.RULES,
+)  # fmt: skip
+PER_WALK = (
+    rules_zeroing.overwritten,
+    *rules_scaling.GLOBAL,
+    *rules_stepping.GLOBAL,
+    *rules_graph.GLOBAL,
+)
+
+
+def judge(program: Program, module: Module) -> list[Hit]:
+    """All faults of the loops that start in one file, wherever they lie."""
+    found: dict[tuple[str, str, int, int], Hit] = {}
+    for item in survey(program, module):
+        for one in _agreed(item):
+            found.setdefault(one.place, one)
+    return sorted(found.values(), key=lambda one: (one.path, one.line, one.column, one.code))
+
+
+def _agreed(item: Survey) -> list[Hit]:
+    walks: list[tuple[Facts, dict[tuple[str, str, int, int], Hit]]] = []
+    for trace in item.traces:
+        facts = facts_of(trace, item.driven, item.repeated)
+        hits: dict[tuple[str, str, int, int], Hit] = {}
+        for view in facts.views:
+            for rule in PER_VIEW:
+                for one in rule(facts, view):
+                    hits.setdefault(one.place, one)
+        for whole in PER_WALK:
+            for one in whole(facts):
+                hits.setdefault(one.place, one)
+        walks.append((facts, hits))
+    agreed: dict[tuple[str, str, int, int], Hit] = {}
+    for facts, hits in walks:
+        for place, one in hits.items():
+            if place not in agreed and all(
+                place in others or not _same_script(facts, other) for other, others in walks
+            ):
+                agreed[place] = one
+    return list(agreed.values())
+
+
+def _same_script(left: Facts, right: Facts) -> bool:
+    """Whether two walks differ only in what the data decided, and both trained."""
+    if not right.backwards or not any(view.windows for view in right.views):
+        return False
+    for key, (taken, changes) in left.trace.decisions.items():
+        other = right.trace.decisions.get(key)
+        if other is not None and not changes and other[0] != taken:
+            return False
+    return True

@@ -1,0 +1,298 @@
+"""What the functions and classes of torch, Accelerate and their like make, by dotted name."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gradaccum.lint import effects
+from gradaccum.lint.arithmetic import merged
+from gradaccum.lint.evaluate import attribute, key_of, text
+from gradaccum.lint.values import Class, Num, Seq, Tensor, Thing, Value
+
+if TYPE_CHECKING:
+    from gradaccum.lint.walk import Walker
+
+__all__ = ["ITERABLES", "external_call", "models_of", "opaque"]
+
+ITERABLES = frozenset({"enumerate", "range", "zip", "loader", "wrapped"})
+_CONTEXTS = {
+    "no_grad": "no_grad",
+    "inference_mode": "inference_mode",
+    "nullcontext": "null",
+    "autocast": "autocast",
+    "enable_grad": "enable_grad",
+}
+_SAME = frozenset({"compile", "DataParallel", "convert_sync_batchnorm", "unwrap_model", "iter",
+                   "fully_shard"})  # fmt: skip
+_ROUND = {"max": max, "min": min}
+_FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
+                    "nn.Parameter", "zeros_like", "ones_like"})  # fmt: skip
+
+
+def opaque(walker: Walker, node: ast.Call) -> Thing:
+    """A result nobody knows."""
+    where = f"{text(node.func)}()@{node.lineno}"
+    return Thing("unknown", where, bool(walker.loops), node=node, depth=len(walker.loops))
+
+
+def is_low(value: Value) -> bool:
+    """Whether a value is a 16-bit floating dtype."""
+    return isinstance(value, Thing) and value.key.split(".")[-1] in ("bfloat16", "float16", "half")
+
+
+def models_of(values: list[Value], depth: int = 0) -> frozenset[Thing]:
+    """The models whose parameters are among `values`."""
+    found: set[Thing] = set()
+    for value in values:
+        if isinstance(value, Seq) and depth < 4:
+            found |= models_of(value.items[:16], depth + 1)
+        elif isinstance(value, Thing):
+            if value.kind in ("model", "leaf"):
+                found.add(value)
+                found |= value.models
+            elif value.kind in ("params", "param"):
+                found |= value.models
+            elif value.kind == "dict" and depth < 4:
+                found |= models_of(list(value.attrs.values()), depth + 1)
+            elif "called" in value.uses:
+                found.add(value)
+    return frozenset(found)
+
+
+def _has_params(value: Value, depth: int = 0) -> bool:
+    if isinstance(value, Seq):
+        return depth < 3 and any(_has_params(item, depth + 1) for item in value.items[:8])
+    if isinstance(value, Thing):
+        if value.kind in ("params", "leaf", "param"):
+            return True
+        return value.kind == "dict" and _has_params(value.attrs.get("params"), depth + 1)
+    return False
+
+
+def external_call(
+    walker: Walker, node: ast.Call, dotted: str, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """A call of something imported or built in."""
+    name = dotted.split(".")[-1]
+    if "." not in dotted:
+        found = _builtin(walker, node, name, args)
+        if found is not NotImplemented:
+            return found
+    if name in _CONTEXTS:
+        return Thing("context", _CONTEXTS[name])
+    if name == "set_grad_enabled":
+        return Thing("context", "no_grad" if args and args[0] is False else "null")
+    if name == "scale_loss" and args:
+        return Thing("context", "scale_loss", args=(args[0],))
+    if name in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_grads_with_norm_"):
+        limit = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
+        target = args[0] if args else kwargs.get("parameters")
+        return effects.clip(walker, node, target, limit)
+    if dotted.endswith("distributed.autograd.backward") and args:
+        # gradients go into a context of their own, not into `.grad`
+        effects.backward(walker, node, effects._as_loss(args[-1]), None, kwargs, "engine")
+        return None
+    if dotted.endswith("autograd.backward") and args:
+        effects.backward(walker, node, effects._as_loss(args[0]), None, kwargs)
+        return None
+    if dotted.endswith("autograd.grad"):
+        from gradaccum.lint.calls import tensors  # noqa: PLC0415 - they need each other
+
+        parts = tensors(args[:1])
+        walker.note("autograd_grad", node, None, merged(parts, node) if parts else None)
+        if kwargs.get("create_graph") is True and parts:
+            return merged(parts, node)
+        return opaque(walker, node)
+    return _construct(walker, node, dotted, name, args, kwargs)
+
+
+def _construct(
+    walker: Walker,
+    node: ast.Call,
+    dotted: str,
+    name: str,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> Value:
+    values = [*args, *kwargs.values()]
+    depth = len(walker.loops)
+    lower = dotted.lower()
+    if name in _SAME or (name == "checkpoint" and not args):
+        return args[0] if args else opaque(walker, node)
+    if name == "deepcopy" and args and isinstance(args[0], Thing):
+        twin = args[0]
+        home = twin.attrs.get("__class__")
+        kept: dict[str, Value] = {"__class__": home} if home is not None else {}
+        return Thing(twin.kind, f"{twin.key}'", bool(walker.loops), kept, depth=depth, node=node)
+    if name == "initialize" and "amp" in lower:
+        return args[0] if len(args) == 1 else Seq(list(args), depth)
+    if name == "master_params":
+        return Thing("params", "master", uses={"master"}, models=models_of(args))
+    if name == "GradScaler":
+        kind = "unknown" if kwargs.get("enabled") is False else "scaler"
+        return Thing(kind, text(node.func), node=node, depth=depth, kwargs=kwargs)
+    if name == "Accelerator":
+        return Thing("accelerator", "Accelerator()", node=node, kwargs=kwargs)
+    if name == "Fabric":
+        return Thing("fabric", "Fabric()", node=node, kwargs=kwargs)
+    if name == "DataLoader":
+        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, kwargs=kwargs)
+    if name in ("DistributedDataParallel", "DDP") or ("ddp" in lower.split(".")[-1] and args):
+        model = args[0] if args else kwargs.get("module")
+        if isinstance(model, Thing):
+            if model.kind == "unknown":
+                model.kind = "model"
+            model.uses.add("ddp")
+            return model
+    made = _schedules(walker, node, dotted, name, args, kwargs)
+    if made is not None:
+        return made
+    if dotted.startswith("torch.nn.") and name[:1].isupper() and ".functional." not in dotted:
+        if name == "Parameter":
+            return Thing("leaf", f"Parameter@{node.lineno}", node=node, depth=depth)
+        if name.endswith("Loss"):
+            uses = {"sum"} if kwargs.get("reduction") in ("sum", "none") else set()
+            return Thing("loss_fn", name, node=node, uses=uses)
+        parts = models_of(values)
+        return Thing("model", f"{name}@{node.lineno}", node=node, depth=depth, models=parts)
+    if name in _FRESH and kwargs.get("requires_grad") is True:
+        uses = {"low"} if is_low(kwargs.get("dtype")) else set()
+        return Thing("leaf", f"{name}@{node.lineno}", node=node, depth=depth, uses=uses)
+    if name == "chain" and any(_has_params(value) for value in args):
+        return Thing("params", "chain()", models=models_of(args), depth=depth)
+    return _anything(walker, node, dotted, name, args, kwargs)
+
+
+def _schedules(
+    walker: Walker,
+    node: ast.Call,
+    dotted: str,
+    name: str,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> Thing | None:
+    depth = len(walker.loops)
+    lower = dotted.lower()
+    if (
+        "lr_scheduler" in lower
+        or name.endswith(("LR", "LROnPlateau"))
+        or "schedule" in name.lower()
+    ):
+        made = Thing("scheduler", name, node=node, depth=depth, args=tuple(args), kwargs=kwargs)
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Thing) and value.kind in ("unknown", "optimizer"):
+                value.uses.add("scheduled")
+        return made
+    first = args[0] if args else kwargs.get("params", kwargs.get("parameters"))
+    named = ".optim." in f".{lower}" and name[:1].isupper()
+    if named or (_has_params(first) and name[:1].isupper() and not dotted.startswith("torch.nn")):
+        models = models_of([*args, *kwargs.values()])
+        made = Thing("optimizer", name, node=node, depth=depth, models=models,
+                     args=tuple(args), kwargs=kwargs)  # fmt: skip
+        walker.note("built", node, made)
+        return made
+    return None
+
+
+def _anything(
+    walker: Walker,
+    node: ast.Call,
+    dotted: str,
+    name: str,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> Value:
+    from gradaccum.lint.calls import tensors, unknown_call  # noqa: PLC0415 - they need each other
+
+    if dotted.startswith("torch.") or dotted.split(".")[0] == "functools":
+        if name == "partial":
+            return opaque(walker, node)
+        parts = tensors([*args, *kwargs.values()])
+        if not parts:
+            return opaque(walker, node)
+        made = merged(parts, node)
+        flags = made.flags - {"sum"}
+        if name == "sum" or kwargs.get("reduction") in ("sum", "none"):
+            flags |= {"sum"}
+        if name in ("cat", "concat", "stack", "concatenate"):
+            flags |= {"cat"}
+        if "ignore_index" in kwargs and kwargs.get("reduction") not in ("sum", "none"):
+            flags |= {"ignores"}
+        keep = name in ("mean", "sum", "stack", "where", "add", "nan_to_num", "squeeze")
+        if name == "div" and len(args) > 1:
+            made = effects.divided(made, args[1])
+            keep = True
+        divisors = made.divisors if keep else ()
+        return replace(made, flags=flags, divisors=divisors, partial=(), made=node)
+    return unknown_call(walker, node, Thing("external", dotted), args, kwargs)
+
+
+def _builtin(walker: Walker, node: ast.Call, name: str, args: list[Value]) -> Value:
+    if name == "super":
+        return Thing("unknown", "super()")
+    if name == "len" and args:
+        return _length(walker, args[0])
+    if name == "range":
+        return Thing("range", "range", args=tuple(args), depth=len(walker.loops))
+    if name in ("enumerate", "zip"):
+        start = [value for value in (_keyword(walker, node, "start"),) if value is not None]
+        return Thing(name, name, args=(*args, *start))
+    if name in ("list", "tuple", "iter", "sorted", "reversed", "set") and args:
+        first = args[0]
+        if isinstance(first, Thing) and "once" in first.uses and name != "iter":
+            return Thing("params", first.key, models=first.models, depth=first.depth,
+                         args=first.args, uses=first.uses - {"once"})  # fmt: skip
+        return first
+    if name in ("filter", "map") and len(args) > 1:
+        inner = args[1]
+        if isinstance(inner, Thing) and inner.kind == "params":
+            return Thing("params", f"some of {inner.key}", models=inner.models, args=(inner,),
+                         depth=len(walker.loops), uses={"once", "filtered"})  # fmt: skip
+    if name in ("int", "float", "round", "abs", "bool") and args:
+        if isinstance(args[0], Num):
+            value = args[0]
+            whole = float(int(value.value)) if name == "int" else value.value
+            return Num(round(whole) if name == "round" else whole, value.tags, value.varies)
+        return args[0] if isinstance(args[0], Thing) else opaque(walker, node)
+    if name in _ROUND and args and all(isinstance(value, Num) for value in args):
+        numbers = [value for value in args if isinstance(value, Num)]
+        best = _ROUND[name](numbers, key=lambda number: number.value)
+        return Num(best.value, frozenset().union(*(number.tags for number in numbers)),
+                   any(number.varies for number in numbers))  # fmt: skip
+    if name == "sum" and args:
+        from gradaccum.lint.calls import tensors  # noqa: PLC0415 - they need each other
+
+        parts = tensors([args[0]])
+        return merged(parts, node) if parts else opaque(walker, node)
+    if name == "getattr" and len(args) > 1 and isinstance(args[0], Thing):
+        if isinstance(args[1], str):
+            return attribute(walker, args[0], args[1], node)
+    if name in ("isinstance", "hasattr", "callable", "any", "all"):
+        return Thing("unknown", f"{name}({','.join(key_of(value) for value in args)})",
+                     any(isinstance(value, (Tensor,)) for value in args))  # fmt: skip
+    if name in ("print", "str", "repr", "setattr", "next", "type", "dict", "id", "vars"):
+        return opaque(walker, node)
+    return NotImplemented
+
+
+def _keyword(walker: Walker, node: ast.Call, name: str) -> Value:
+    for keyword in node.keywords:
+        if keyword.arg == name and isinstance(keyword.value, ast.Constant):
+            value = keyword.value.value
+            if isinstance(value, int):
+                return Num(value)
+    return None
+
+
+def _length(walker: Walker, value: Value) -> Value:
+    if isinstance(value, Seq) and not value.open:
+        return Num(len(value.items))
+    if isinstance(value, Thing) and value.kind in ("range",) and value.args:
+        last = value.args[-1]
+        if len(value.args) == 1:
+            return last
+    if isinstance(value, (Thing, Seq)) and not isinstance(value, Class):
+        return Num(walker.known.get("length", 8), frozenset((f"len({key_of(value)})",)))
+    return Thing("unknown", "len()", True)

@@ -1,0 +1,134 @@
+"""How often a loop is walked, and over what."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gradaccum.lint.program import Module
+from gradaccum.lint.slicing import Slice
+from gradaccum.lint.values import Env, Num, Seq, Thing, Value
+
+if TYPE_CHECKING:
+    from gradaccum.lint.walk import Walker
+
+__all__ = ["EXACT", "LENGTH", "OUTER", "WINDOW", "elements", "trips"]
+
+LENGTH = 8
+"""Batches that an unknown loader stands for: no multiple of the window, so a tail shows."""
+OUTER = 2
+EXACT = 16
+"""Literal lengths up to this one are walked as they are."""
+MANY = 64
+"""Micro-batches from which on a 16-bit sum is worth a note."""
+WINDOW = 3
+"""Micro-batches that an unknown window length stands for."""
+
+
+def trips(walker: Walker, node: ast.AST, module: Module) -> int:
+    """How often a loop of unknown length is walked."""
+    found = walker.module_slice(module)
+    body: list[ast.stmt] = getattr(node, "body", [])
+    direct: set[str] = set()
+    for child in body:
+        direct |= found.mentions.get(id(child), frozenset())
+    if not direct & {"backward", "manual_backward", "step"}:
+        return 1
+    for child in _loops_below(body):
+        below = found.mentions.get(id(child), frozenset())
+        if below & {"backward", "manual_backward"}:
+            return OUTER
+    if found.looped and _calls_looped(body, found):
+        return OUTER
+    if direct & {"backward", "manual_backward"} and "step" not in direct:
+        return WINDOW
+    return int(walker.known.get("length", LENGTH))
+
+
+def _calls_looped(body: list[ast.stmt], found: Slice) -> bool:
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            continue
+        if found.called.get(id(node), frozenset()) & found.looped:
+            return True
+        for name in ("body", "orelse", "finalbody"):
+            if _calls_looped(getattr(node, name, None) or [], found):
+                return True
+    return False
+
+
+def _loops_below(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    for child in body:
+        if isinstance(child, (ast.For, ast.While, ast.AsyncFor)):
+            yield child
+        elif not isinstance(child, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            for name in ("body", "orelse", "finalbody"):
+                yield from _loops_below(getattr(child, name, None) or [])
+            for case in getattr(child, "cases", ()):
+                yield from _loops_below(case.body)
+
+
+def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[tuple[Value, bool]]:
+    """The items that a loop walks over, each with whether it is the last."""
+    if isinstance(value, Thing) and value.kind == "enumerate":
+        start = value.args[1] if len(value.args) > 1 else Num(0)
+        first = int(start.value) if isinstance(start, Num) else 0
+        for index, (item, last) in enumerate(elements(walker, node, value.args[0], env)):
+            yield Seq([Num(first + index, frozenset(), True), item]), last
+        return
+    if isinstance(value, Thing) and value.kind == "zip":
+        columns = [list(elements(walker, node, part, env)) for part in value.args]
+        rows = list(zip(*columns, strict=False))
+        for row in rows:
+            yield Seq([item for item, _ in row]), row is rows[-1]
+        return
+    if isinstance(value, Thing) and value.kind == "wrapped":
+        yield from elements(walker, node, value.args[0], env)
+        return
+    if isinstance(value, Thing) and value.kind == "range":
+        yield from _range(walker, node, value, env)
+        return
+    if isinstance(value, Seq) and not value.open and len(value.items) <= EXACT:
+        for index, item in enumerate(value.items):
+            yield item, index == len(value.items) - 1
+        return
+    if isinstance(value, Thing) and value.kind in ("params", "param_groups"):
+        yield Thing("param", f"{value.key}[i]", True, models=value.models, args=(value,)), True
+        return
+    count = trips(walker, node, env.module)
+    if count not in (1, WINDOW):
+        walker.trace.exact = False
+    key = value.key if isinstance(value, Thing) else "item"
+    for index in range(count):
+        yield Thing("unknown", f"{key}[{index}]", True, depth=len(walker.loops)), index == count - 1
+
+
+def _range(walker: Walker, node: ast.AST, value: Thing, env: Env) -> Iterator[tuple[Value, bool]]:
+    bounds = list(value.args)
+    numbers = [int(bound.value) for bound in bounds if isinstance(bound, Num)]
+    literal = bool(bounds) and len(numbers) == len(bounds)
+    exact = range(0)
+    if literal:
+        with suppress(TypeError, ValueError):  # `range(0, 9, 0)`
+            exact = range(*numbers)
+        if len(exact) <= EXACT:
+            for index in exact:
+                yield Num(index, frozenset(), True), index == exact[-1]
+            return
+    count = trips(walker, node, env.module)
+    if literal and count == WINDOW and len(exact) >= MANY:
+        walker.windows.add("many")
+    if literal and count not in (1, OUTER, WINDOW):
+        walker.trace.exact = False
+        if any(len(exact) % modulus == 0 for modulus in walker.module_slice(env.module).moduli):
+            count = 24
+    stop = bounds[min(1, len(bounds) - 1)] if bounds else None
+    if count == WINDOW and isinstance(stop, Thing):
+        chosen = walker.symbol(stop.key)
+        walker.trace.window_keys.add(stop.key)
+        count = int(chosen.value)
+    start = numbers[0] if len(bounds) > 1 and isinstance(bounds[0], Num) else 0
+    for index in range(count):
+        yield Num(start + index, frozenset(), True), index == count - 1

@@ -1,0 +1,322 @@
+"""GA5xx to GA8xx: graphs, ranks, modes and precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradaccum.lint.facts import Facts, View, certain, tensor_of
+from gradaccum.lint.hits import Hit, hit
+from gradaccum.lint.trace import Event
+from gradaccum.lint.values import Thing
+
+__all__ = ["GLOBAL", "RULES"]
+
+
+def running_loss(facts: Facts) -> Iterator[Hit]:
+    """GA501."""
+    losses = [event for event in facts.backwards if tensor_of(event).forwards]
+    for event in facts.trace.events:
+        if event.kind not in ("running", "store") or event.tensor is None or not event.loops:
+            continue
+        tensor = event.tensor
+        if not tensor.graph or not tensor.forwards or event.flags & {"no_grad", "inference_mode"}:
+            continue
+        if event.kind == "running" and "again" not in event.flags:
+            continue
+        if event.kind == "store" and "kept" not in event.flags:
+            continue
+        own = [
+            mark
+            for mark in losses
+            if tensor.forwards <= tensor_of(mark).forwards
+            and mark.loops[: len(event.loops)] == event.loops
+        ]
+        if not own or any("running" in tensor_of(mark).flags for mark in own):
+            continue
+        if any(len(mark.loops) < len(event.loops) for mark in own):
+            continue
+        yield hit(
+            "GA501",
+            event,
+            "this keeps the graph of every batch alive: memory grows with each iteration",
+            (own[0], "the loss's own backward"),
+        )
+        return
+
+
+def retained(facts: Facts) -> Iterator[Hit]:
+    """GA502."""
+    if facts.opaque:
+        return
+    events = facts.trace.events
+    for index, event in enumerate(events):
+        if event.kind != "backward" or "retain_graph" not in event.flags:
+            continue
+        tensor = tensor_of(event)
+        if "running" in tensor.flags and "again" in tensor.flags:
+            sums = [other for other in events[:index] if other.kind == "running"
+                    and other.loops == event.loops]  # fmt: skip
+            if sums and "again" in sums[-1].flags:
+                yield hit(
+                    "GA502",
+                    event,
+                    "the running total is differentiated each time, so earlier losses count "
+                    "again and again; `retain_graph` only hides it",
+                )
+                return
+        if not tensor.forwards or tensor.flags & {"opaque", "running"} or not event.loops:
+            continue
+        whole = any(tensor.models <= model.models | {model} for model in tensor.models)
+        if not whole or len(facts.backwards) < 2:
+            continue
+        if any(other.node is not event.node for other in facts.backwards):
+            continue
+        if any(other.kind in ("autograd_grad", "store") for other in events):
+            continue
+        if any(_uses(other, event) for other in events[index + 1 :]):
+            continue
+        if len(tensor.forwards) == 1:
+            yield hit(
+                "GA502",
+                event,
+                "nothing uses this graph again: `retain_graph` only keeps it in memory, "
+                "or hides that a tensor of an earlier iteration is still in it",
+            )
+            return
+
+
+def _uses(other: Event, event: Event) -> bool:
+    return other.tensor is not None and bool(other.tensor.forwards & tensor_of(event).forwards)
+
+
+def graph_kept(facts: Facts) -> Iterator[Hit]:
+    """GA502: `create_graph` in the training backward itself."""
+    for view in facts.views:
+        for window in view.windows:
+            for event in window.fresh:
+                if "create_graph" in event.flags and event.loops == window.step.loops:
+                    reads = any(
+                        other.kind in ("escape", "autograd_grad", "set_grad", "grad_scale")
+                        for other in window.since[window.since.index(event) :]
+                    )
+                    if not reads and "closure" not in window.step.flags and _torch(view):
+                        yield hit(
+                            "GA502",
+                            event,
+                            "`create_graph` makes the gradients themselves part of a graph that "
+                            "nobody differentiates",
+                            (window.step, "they are only stepped"),
+                        )
+                        return
+
+
+def _torch(view: View) -> bool:
+    # AdaHessian and its kin do differentiate the gradients
+    return view.optimizer.key in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam")
+
+
+def detached(facts: Facts) -> Iterator[Hit]:
+    """GA503."""
+    leaves = {
+        id(event.tensor): event for event in facts.trace.events if event.kind == "requires_grad"
+    }
+    for event in facts.trace.events:
+        if event.kind == "unfreeze" and event.thing is not None and event.loops:
+            if "differentiated" in event.thing.uses and event.thing.varies:
+                yield hit("GA503", event, "a computed value is made a leaf: its backward reaches "
+                          "no parameter")  # fmt: skip
+                return
+        if event.kind == "requires_grad" and event.tensor is not None:
+            loss = event.tensor
+            backs = [
+                mark
+                for mark in facts.backwards
+                if tensor_of(mark).made is loss.made and loss.made is not None
+            ]
+            if backs and (loss.forwards or not loss.graph):
+                yield hit(
+                    "GA503",
+                    event,
+                    "a computed loss is made a leaf: its backward reaches no parameter",
+                    (backs[0], "backward"),
+                )
+                return
+    for event in facts.backwards:
+        loss = tensor_of(event)
+        if loss.graph or id(loss) in leaves or "opaque" in loss.flags:
+            continue
+        if any(
+            other.kind == "forward" and other.path != event.path for other in facts.trace.events
+        ):
+            continue  # what another file does on the way is not followed closely enough
+        if "detached" in loss.flags or "blind" in loss.flags:
+            yield hit("GA503", event, "this loss has no graph: no parameter gets a gradient")
+            return
+    if any("inference" in tensor_of(event).flags for event in facts.backwards):
+        for event in facts.trace.events:
+            if event.kind == "forward" and "inference_mode" in event.flags:
+                yield hit(
+                    "GA503",
+                    event,
+                    "made under `inference_mode`, which autograd refuses later; "
+                    "`no_grad` is what is meant",
+                )
+                return
+
+
+def post_hook_parameter(facts: Facts) -> Iterator[Hit]:
+    """GA308: a post-accumulate hook that takes its parameter for the gradient."""
+    for event in facts.trace.events:
+        if event.kind == "hook_write":
+            yield hit(
+                "GA308",
+                event,
+                "a post-accumulate hook is given the parameter, not its gradient: "
+                "this changes the weight",
+            )
+            return
+
+
+def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA601."""
+    trace = facts.trace
+    if facts.opaque or any(event.kind == "sync_toggle" for event in trace.events):
+        return
+    wrapped = _wrapped(facts)
+    if not wrapped:
+        return
+    for window in view.windows:
+        usual = view.usual(window.step)
+        if usual < 2 or len(window.fresh) < usual:
+            continue
+        if not all(certain(view, facts, event) for event in window.fresh):
+            continue
+        if len({event.node for event in window.fresh}) > 1 or "hook" in window.step.flags:
+            continue
+        early = window.fresh[0]
+        if {"no_sync", "accumulate"} & early.flags or "unsynced" in tensor_of(early).flags:
+            continue
+        models = tensor_of(early).models
+        if models and not models & wrapped and not any(model.kind == "unknown" for model in models):
+            continue
+        if "accelerate" in early.flags or "fabric" in early.flags:
+            continue
+        yield hit(
+            "GA601",
+            early,
+            "every micro-batch synchronises the gradients of all ranks; once a window is enough",
+            (window.step, "the update"),
+        )
+        return
+
+
+def _wrapped(facts: Facts) -> set[Thing]:
+    found: set[Thing] = set()
+    for event in facts.trace.events:
+        if event.kind not in ("forward", "backward"):
+            continue
+        things = [event.thing] if event.thing else []
+        if event.tensor is not None:
+            things.extend(event.tensor.models)
+        found.update(thing for thing in things if "ddp" in thing.uses)
+    return found
+
+
+def forward_outside(facts: Facts) -> Iterator[Hit]:
+    """GA602."""
+    wrapped = _wrapped(facts)
+    for event in facts.backwards:
+        if "no_sync" not in event.flags or "fabric" in event.flags:
+            continue
+        loss = tensor_of(event)
+        if "unsynced" not in loss.flags and loss.forwards and loss.models & wrapped:
+            yield hit(
+                "GA602",
+                event,
+                "the forward ran outside `no_sync`, and it is the forward that decides: "
+                "this backward synchronises all the same",
+            )
+            return
+
+
+def left_in_eval(facts: Facts) -> Iterator[Hit]:
+    """GA703."""
+    mode: dict[Thing, Event] = {}
+    trained: set[Thing] = set()
+    restored = {
+        event.thing
+        for event in facts.trace.events
+        if event.kind == "mode" and "eval" not in event.flags and event.loops
+    }
+    for event in facts.trace.events:
+        thing = event.thing
+        if thing is None:
+            continue
+        if event.kind == "mode":
+            mode[thing] = event
+        elif event.kind == "forward" and not event.flags & {"no_grad", "inference_mode"}:
+            last = mode.get(thing)
+            if last is None or "eval" not in last.flags:
+                trained.add(thing)
+            elif thing in restored:
+                continue
+            elif thing in trained and last.loops and event.loops and not last.unsure:
+                if any(thing in tensor_of(mark).models for mark in facts.backwards):
+                    if len(last.loops) <= len(event.loops):
+                        yield hit(
+                            "GA703",
+                            last,
+                            "put into eval mode and never back: training goes on without dropout "
+                            "and with frozen BatchNorm statistics",
+                            (event, "the next training forward"),
+                        )
+                        return
+
+
+def low_precision(facts: Facts) -> Iterator[Hit]:
+    """GA801."""
+    for event in facts.backwards:
+        if not event.loops:
+            continue
+        loop = event.loops[-1]
+        count = sum(1 for other in facts.backwards if other.loops and other.node is event.node
+                    and other.loops[-1].entry == loop.entry)  # fmt: skip
+        cleared = any(
+            other.kind == "zero" and other.loops and other.loops[-1].entry == loop.entry
+            for other in facts.trace.events
+        )
+        for model in () if cleared else tensor_of(event).models:
+            if "low" in model.uses and count > 1 and "many" in facts.trace.window_keys:
+                yield hit(
+                    "GA801",
+                    event,
+                    "many micro-batches are summed in a 16-bit type, which stops growing early",
+                )
+                return
+
+
+def coupled(facts: Facts) -> Iterator[Hit]:
+    """GA701 and GA702: what no split of a batch can equal."""
+    seen: set[int] = set()
+    for event in facts.backwards:
+        loss = tensor_of(event)
+        again = [other for other in facts.backwards if other.node is event.node]
+        if not event.loops or len(again) < 2 or id(event.node) in seen:
+            continue
+        whole = bool(loss.divisors) or any(view.usual() > 1 for view in facts.views)
+        if not whole:
+            continue
+        seen.add(id(event.node))
+        if "similarity" in loss.flags:
+            yield hit("GA702", event, "this loss compares the samples of one micro-batch with each "
+                      "other, so the split changes the objective")  # fmt: skip
+        if any("BatchNorm" in model.key for model in loss.models):
+            yield hit("GA701", event, "BatchNorm takes its statistics from each micro-batch, so no "
+                      "accumulation equals the whole batch")  # fmt: skip
+
+
+RULES = (synced_each,)
+GLOBAL = (
+    coupled, running_loss, retained, graph_kept, detached, post_hook_parameter, forward_outside,
+    left_in_eval, low_precision,
+)  # fmt: skip

@@ -1,0 +1,209 @@
+"""GA2xx: what the loss is divided by."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from gradaccum.lint.facts import Facts, View, Window, common_loop, owned, tensor_of
+from gradaccum.lint.hits import Hit, hit
+from gradaccum.lint.trace import Event
+
+__all__ = ["GLOBAL", "RULES"]
+
+
+def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA201."""
+    if facts.opaque or len(view.windows) < 1:
+        return
+    trace = facts.trace
+    if trace.scaled_keys & trace.window_keys:
+        return
+    if any("(" in key and not key.startswith("len(") for key in trace.window_keys):
+        return
+    for window in view.windows:
+        usual = view.usual(window.step)
+        if usual < 2 or len(window.fresh) != usual or not _one_line(window):
+            continue
+        if not owned(view, facts, window):
+            continue
+        last = window.fresh[-1]
+        loss = tensor_of(last)
+        late = _divided_late(facts, last, usual)
+        sometimes = any(
+            other.node is last.node and tensor_of(other).divisors for other in facts.backwards
+        )
+        if not (late or sometimes or _is_window(facts, view, window)):
+            continue
+        if _compensated(facts, window) or loss.divisors:
+            continue
+        if loss.flags & {"sum", "cat", "weighted", "leaf"} and not sometimes:
+            continue
+        if late is not None:
+            yield hit(
+                "GA201",
+                late,
+                "divided only after its backward has run: the gradients are those of the "
+                "undivided loss",
+                (last, "backward of the undivided loss"),
+                (window.step, "one update for all micro-batches of the window"),
+            )
+            return
+        if loss.partial:
+            keys = {item.key for item in loss.partial} & trace.window_keys
+            if keys:
+                yield hit(
+                    "GA201",
+                    last,
+                    "one term of this loss is divided by the window, another is not",
+                    (window.step, f"one update for {usual} micro-batches"),
+                )
+            continue
+        yield hit(
+            "GA201",
+            last,
+            "the loss is not divided, so the update is the sum over the window: N times the mean",
+            (window.step, "one update for all micro-batches of the window"),
+        )
+        return
+
+
+def _divided_late(facts: Facts, mark: Event, usual: int) -> Event | None:
+    """A division by the window of a loss that was already differentiated."""
+    for event in facts.trace.events:
+        if event.kind != "divided_late" or event.tensor is None:
+            continue
+        same = event.tensor.forwards == tensor_of(mark).forwards
+        if same and event.tensor.divisors[-1].value == usual:
+            return event
+    return None
+
+
+def _one_line(window: Window) -> bool:
+    nodes = {event.node for event in window.fresh}
+    return len(nodes) == 1 and "closure" not in window.step.flags
+
+
+def _is_window(facts: Facts, view: View, window: Window) -> bool:
+    """Whether the passes of one step are micro-batches, and not the parts of one objective."""
+    first, last = window.fresh[0], window.fresh[-1]
+    if first.loops[:-1] != last.loops[:-1] and not _gated(window):
+        return False
+    if _gated(window):
+        return not facts.trace.decisions or _surely(facts, window.step)
+    # A loop inside the step's own: micro-batches if each pass fetches its own data, and the
+    # loop's variable only counts.
+    loop = last.loops[-1].node if last.loops else None
+    return isinstance(loop, (ast.For, ast.While)) and _fetches(loop, facts)
+
+
+def _gated(window: Window) -> bool:
+    step, last = window.step, window.fresh[-1]
+    return bool(last.loops) and common_loop(step, last) == last.loops[-1]
+
+
+def _surely(facts: Facts, step: Event) -> bool:
+    return not any(facts.trace.decisions.get(key, (True, True))[1] for key in step.unsure)
+
+
+def _fetches(loop: ast.For | ast.While, facts: Facts) -> bool:
+    """Whether a pass takes its data from a call, not from a slice of what the loop walks over."""
+    if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
+        return False
+    if getattr(loop.iter.func, "id", "") not in ("range", "trange"):
+        return False
+    counter = loop.target.id if isinstance(loop.target, ast.Name) else ""
+    fetched = False
+    for statement in loop.body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Subscript) and counter in _names(node.slice):
+                return False
+            if isinstance(node, ast.Call) and not isinstance(node.func, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if name == "next" or _takes_no_tensor(node, loop):
+                    fetched = True
+    return fetched
+
+
+def _takes_no_tensor(node: ast.Call, loop: ast.For) -> bool:
+    """A call whose result is unpacked as data: made of nothing that the loop itself made."""
+    made: set[str] = set()
+    for statement in loop.body:
+        for child in ast.walk(statement):
+            if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+                made.add(child.id)
+    used = _names(node)
+    statement = next(
+        (
+            child
+            for body in loop.body
+            for child in ast.walk(body)
+            if isinstance(child, ast.Assign) and child.value is node
+        ),
+        None,
+    )
+    return statement is not None and not used & made and not node.keywords
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+
+
+def _compensated(facts: Facts, window: Window) -> bool:
+    kinds = {"grad_scale", "set_grad", "autograd_grad"}
+    if any(event.kind in kinds for event in window.since):
+        return True
+    position = facts.trace.events.index(window.fresh[-1])
+    for event in facts.trace.events[position:]:
+        if event is window.step:
+            return False
+        if event.kind == "escape" and event.thing is not None:
+            if event.thing.kind in ("model", "params", "optimizer"):
+                return True
+    return False
+
+
+def divided_twice(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA202."""
+    for window in view.windows:
+        for event in window.fresh:
+            loss = tensor_of(event)
+            keys = [item.key for item in loss.divisors]
+            usual = float(view.usual(window.step))
+            twice = {
+                item.key
+                for item in loss.divisors
+                if keys.count(item.key) > 1
+                and (_is_count(item.key, facts) or (usual > 1 and item.value == usual))
+            }
+            if twice:
+                why = (
+                    "here, and again inside the engine's backward"
+                    if "accelerate" in event.flags
+                    else "twice"
+                )
+                yield hit("GA202", event, f"the loss is divided by the window length {why}")
+
+
+def _is_count(key: str, facts: Facts) -> bool:
+    return key in facts.trace.window_keys and key != "accelerate"
+
+
+def mean_of_means(facts: Facts) -> Iterator[Hit]:
+    """GA203."""
+    for event in facts.backwards:
+        loss = tensor_of(event)
+        if "accelerate" in event.flags:
+            continue
+        if "ignores" in loss.flags and loss.divisors and event.loops:
+            yield hit(
+                "GA203",
+                event,
+                "a mean over the tokens that are not ignored, divided by the number of "
+                "micro-batches: tokens of short micro-batches weigh more",
+            )
+            return
+
+
+RULES = (not_divided, divided_twice)
+GLOBAL = (mean_of_means,)

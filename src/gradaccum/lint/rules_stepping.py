@@ -1,0 +1,380 @@
+"""GA3xx: when optimizers and schedulers step, and what is done to parameters beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradaccum.lint.facts import Facts, View, certain, common_loop, is_model_root
+from gradaccum.lint.hits import Hit, hit
+from gradaccum.lint.trace import Event
+from gradaccum.lint.values import Num, Thing, Value
+
+__all__ = ["GLOBAL", "RULES"]
+
+
+def step_without_backward(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA301."""
+    if facts.opaque:
+        return
+    for before, window in zip(view.windows, view.windows[1:], strict=False):
+        step = window.step
+        if window.fresh or window.lost or not before.fresh:
+            continue
+        if any(
+            event.kind in ("escape", "set_grad", "grad_scale", "zero") for event in window.since
+        ):
+            continue
+        if step.loops != before.step.loops or "closure" in step.flags or "hook" in step.flags:
+            continue
+        if "scaler" in step.flags and "scaler" not in before.step.flags:
+            continue  # GA406 says it better
+        yield hit(
+            "GA301",
+            step,
+            "steps again although no backward came since the last step",
+            (before.step, "this step consumed the gradients"),
+        )
+        return
+
+
+def tail(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA302."""
+    if facts.opaque or facts.driven or not view.windows:
+        return
+    if not all(certain(view, facts, event) for window in view.windows for event in window.fresh):
+        return
+    yield from _tail_wiped(view)
+    yield from _tail_leaks(facts, view)
+    yield from _tail_lost(facts, view)
+
+
+def _tail_wiped(view: View) -> Iterator[Hit]:
+    for window in view.windows:
+        usual = view.usual(window.step)
+        if usual < 2:
+            continue
+        outer = [
+            (mark, zero)
+            for mark, zero in window.lost
+            if len(zero.loops) < len(mark.loops) and len(mark.loops) == len(window.step.loops)
+        ]
+        if outer and len(outer) < usual and len(window.fresh) >= 1:
+            mark, zero = outer[0]
+            if "closure" in window.step.flags or mark.node is not window.fresh[-1].node:
+                continue
+            yield hit(
+                "GA302",
+                zero,
+                "the last, short window of an epoch is zeroed before it was ever stepped",
+                (mark, "these micro-batches are computed for nothing"),
+                (window.step, "the step comes only after a full window"),
+            )
+            return
+
+
+def _tail_leaks(facts: Facts, view: View) -> Iterator[Hit]:
+    if facts.repeated and facts.trace.guessed:
+        return
+    for window in view.windows:
+        usual = view.usual(window.step)
+        if usual < 2 or len(window.fresh) <= usual or not window.step.loops:
+            continue
+        last = window.fresh[-1]
+        if common_loop(window.step, last) != last.loops[-1]:
+            continue
+        entries = {event.loops[-1].entry for event in window.fresh if event.loops}
+        if len(entries) < 2 or len({event.node for event in window.fresh}) > 1:
+            continue
+        yield hit(
+            "GA302",
+            window.step,
+            "the counter starts anew in each epoch but the gradients do not: the last, short "
+            f"window leaks into the next epoch's first, which is then {len(window.fresh)} "
+            f"micro-batches instead of {usual}",
+            (last, "backward adds to what is left over"),
+        )
+        return
+
+
+def _tail_lost(facts: Facts, view: View) -> Iterator[Hit]:
+    usual = view.usual()
+    if usual < 2 or not view.left or not facts.trace.exact or facts.repeated:
+        return
+    last = view.left[-1]
+    step = view.windows[-1].step
+    if not last.loops or common_loop(step, last) is None or len(view.left) >= usual:
+        return
+    if not view.windows[-1].fresh or last.node is not view.windows[-1].fresh[-1].node:
+        return
+    yield hit(
+        "GA302",
+        step,
+        f"the last {len(view.left)} micro-batches are computed but never stepped",
+        (last, "backward fills gradients that nobody consumes"),
+    )
+
+
+def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA303."""
+    if facts.opaque or facts.driven or len(view.windows) < 3:
+        return
+    first = view.windows[0].step
+    if not first.loops or "hook" in first.flags:
+        return
+    loop = first.loops[-1]
+    run = [
+        window
+        for window in view.windows
+        if window.step.loops and window.step.loops[-1].entry == loop.entry
+    ]
+    sizes = [len(window.fresh) for window in run]
+    if len(run) < 3 or min(sizes) < 1 or max(sizes) < 2:
+        return
+    nodes = {event.node for window in run for event in window.fresh}
+    if len(nodes) != 1 or len({window.step.node for window in run}) != 1:
+        return
+    for window in run:
+        if any(facts.trace.decisions.get(key, (True, True))[1] for key in window.step.unsure):
+            return
+        last = window.fresh[-1]
+        if common_loop(window.step, last) != last.loops[-1] or window.lost:
+            return
+        if not all(certain(view, facts, event) for event in window.fresh):
+            return
+    full = sizes[1:-1] or sizes[1:]
+    if sizes[0] < min(full) and len(set(full)) == 1:
+        yield hit(
+            "GA303",
+            first,
+            f"off by one: the first update comes after {sizes[0]} micro-batch, "
+            f"all others after {full[0]}",
+            (run[0].fresh[-1], "backward"),
+        )
+    elif len(set(sizes[:-1])) > 1 and (facts.trace.exact or sizes[:-1].count(1) > len(run) // 2):
+        shown = ", ".join(str(size) for size in sizes[:6])
+        yield hit(
+            "GA303",
+            first,
+            f"windows of unequal length: {shown} micro-batches between updates",
+            (run[0].fresh[-1], "backward"),
+        )
+
+
+def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA304."""
+    optimizer = view.optimizer
+    if facts.driven:
+        return  # the loop is ours
+    if optimizer.kind != "optimizer" or optimizer.depth == 0 or optimizer.node is None:
+        return
+    if "load_state_dict" in optimizer.uses or not optimizer.models:
+        return
+    if any(model.depth >= optimizer.depth or model.kind == "leaf" for model in optimizer.models):
+        return
+    name = optimizer.key.split(".")[-1].lower()
+    if "sgd" in name and "momentum" not in optimizer.kwargs:
+        return
+    twins = [
+        other
+        for other in facts.views
+        if other.optimizer is not optimizer
+        and other.optimizer.node is optimizer.node
+        and other.optimizer.models == optimizer.models
+    ]
+    made = [event for event in facts.trace.events if event.kind == "built"
+            and event.thing is optimizer]  # fmt: skip
+    if twins and made and view.windows and view.windows[0].step.loops:
+        yield hit(
+            "GA304",
+            made[0],
+            "the optimizer is built anew in every iteration, so its moments start from zero",
+            (view.windows[0].step, "it steps here"),
+        )
+
+
+def scheduler_early(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA305."""
+    if facts.opaque or len(facts.views) != 1 or not facts.schedulers:
+        return
+    usual = view.usual()
+    hooked = bool(view.windows) and "hook" in view.windows[0].step.flags
+    if usual < 2 and not hooked:
+        return
+    if "prepared" in view.optimizer.uses:
+        return
+    order = {id(event): index for index, event in enumerate(facts.trace.events)}
+    for window in view.windows:
+        if hooked or len(window.fresh) != usual:
+            continue
+        start, end = order[id(window.fresh[0])], order[id(window.step)]
+        inside = [
+            event
+            for event in facts.schedulers
+            if start < order[id(event)] < end and "args" not in event.flags and event.loops
+        ]
+        for event in inside:
+            same = [other for other in inside if other.node is event.node]
+            if len(same) < usual - 1 or _stretched(event.thing, facts):
+                continue
+            if not any(mark.loops == event.loops for mark in window.fresh):
+                continue
+            yield hit(
+                "GA305",
+                event,
+                "the scheduler steps once a micro-batch, the optimizer once a window: "
+                "the schedule runs N times too fast",
+                (window.step, "the update"),
+            )
+            return
+
+
+def _stretched(thing: Thing | None, facts: Facts) -> bool:
+    if thing is None:
+        return True
+    keys: set[str] = set()
+    for value in (*thing.args, *thing.kwargs.values()):
+        keys |= _keys(value)
+    return bool(keys & facts.trace.window_keys)
+
+
+def _keys(value: Value, depth: int = 0) -> set[str]:
+    if isinstance(value, Num):
+        return set(value.tags)
+    if isinstance(value, Thing) and depth < 8:
+        return {value.key}.union(*(_keys(part, depth + 1) for part in value.args))
+    return set()
+
+
+def scheduler_in_hook(facts: Facts) -> Iterator[Hit]:
+    """GA305 inside an optimizer-in-backward hook."""
+    divisors = {
+        item.key for event in facts.backwards if event.tensor for item in event.tensor.divisors
+    }
+    if not divisors & facts.trace.window_keys:
+        return
+    for event in facts.schedulers:
+        if "hook" in event.flags:
+            yield hit("GA305", event, "this hook steps the scheduler in every backward, "
+                      "although the loss is divided for a window")  # fmt: skip
+            return
+
+
+def parameters_changed(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA307."""
+    usual = view.usual()
+    if facts.opaque or usual < 2 or not view.optimizer.models:
+        return
+    for window in view.windows:
+        if len(window.fresh) != usual:
+            continue
+        writes = [
+            event
+            for event in window.since
+            if event.kind == "param_write"
+            and "grad" not in event.flags
+            and event.thing is not None
+            and event.thing.models & view.optimizer.models
+        ]
+        first = facts.trace.events.index(window.fresh[0])
+        inside = [event for event in writes if facts.trace.events.index(event) > first]
+        if inside:
+            yield hit("GA307", inside[0], "parameters change inside the window, so its "
+                      "micro-batches belong to different models",
+                      (window.step, "the update"))  # fmt: skip
+            return
+
+
+def update_tracked(facts: Facts) -> Iterator[Hit]:
+    """GA308."""
+    for event in facts.trace.events:
+        if event.kind != "param_write" or "grad" not in event.flags or "data" in event.flags:
+            continue
+        if event.flags & {"no_grad", "inference_mode"}:
+            continue
+        yield hit("GA308", event, "a leaf that requires grad is updated in place outside "
+                  "`torch.no_grad()`, which torch refuses")  # fmt: skip
+
+
+def rebound(facts: Facts) -> Iterator[Hit]:
+    """GA306."""
+    for event in facts.trace.events:
+        if event.kind == "rebind":
+            yield hit("GA306", event, "this binds a new tensor to the name; "
+                      "the parameter itself does not change")  # fmt: skip
+            return
+
+
+def unfrozen_late(facts: Facts) -> Iterator[Hit]:
+    """GA309."""
+    frozen: set[str] = set()
+    filtered: list[Thing] = []
+    built: Event | None = None
+    for event in facts.trace.events:
+        if event.kind == "freeze" and event.thing is not None:
+            frozen.add(event.thing.key)
+        elif event.kind == "built" and event.thing is not None and frozen:
+            for value in event.thing.args:
+                if isinstance(value, Thing) and value.kind == "params" and "filtered" in value.uses:
+                    filtered.extend(value.models)
+                    built = event
+        elif event.kind == "unfreeze" and event.thing is not None and built is not None:
+            key = event.thing.key
+            if key in frozen and any(key.startswith(model.key) for model in filtered):
+                yield hit("GA309", event, "unfrozen after the optimizer took only what required "
+                          "grad at that time: these parameters are never stepped",
+                          (built, "the optimizer is built here"))  # fmt: skip
+                return
+
+
+def closure_and_backward(facts: Facts) -> Iterator[Hit]:
+    """GA104: a backward before `step(closure)` whose closure does its own."""
+    for view in facts.views:
+        for window in view.windows:
+            if "closure" not in window.step.flags:
+                continue
+            nodes = [event for event in window.fresh if event.loops == window.step.loops]
+            if len({event.node for event in nodes}) > 1 and not any(
+                event.kind == "zero" and event.node.lineno >= nodes[0].line  # type: ignore[attr-defined]
+                for event in window.since
+            ):
+                yield hit("GA104", nodes[0], "the closure runs its own backward, so this one is "
+                          "added to it",
+                          (window.step, "step(closure)"))  # fmt: skip
+                return
+
+
+def stale_forward(facts: Facts) -> Iterator[Hit]:
+    """GA307: a step between a forward and its own backward."""
+    order = facts.trace.events
+    if not any("retain_graph" in event.flags for event in facts.backwards):
+        return
+    for index, event in enumerate(order):
+        if event.kind != "backward" or event.tensor is None or not event.tensor.forwards:
+            continue
+        for other in order[:index]:
+            if other.kind == "backward" and "retain_graph" in other.flags and other.tensor:
+                shared = other.tensor.forwards & event.tensor.forwards
+                between = [
+                    step
+                    for step in order[order.index(other) : index]
+                    if step.kind == "step"
+                    and step.thing is not None
+                    and step.thing.kind == "optimizer"
+                    and step.thing.models & event.tensor.models
+                ]
+                if shared and between and not is_model_root(event.node):
+                    yield hit("GA307", event, "the parameters of this graph were changed by a step "
+                              "between its forward and this backward",
+                              (between[0], "the step"))  # fmt: skip
+                    return
+
+
+RULES = (step_without_backward, tail, off_by_one, rebuilt, scheduler_early, parameters_changed)
+GLOBAL = (
+    scheduler_in_hook,
+    update_tracked,
+    rebound,
+    unfrozen_late,
+    closure_and_backward,
+    stale_forward,
+)

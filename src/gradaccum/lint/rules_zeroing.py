@@ -1,0 +1,292 @@
+"""GA1xx: who zeroes what, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, is_model_root, zeroes
+from gradaccum.lint.hits import Hit, hit
+from gradaccum.lint.trace import Event
+
+__all__ = ["RULES"]
+
+
+def never_zeroed(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA101."""
+    if facts.driven or facts.opaque or len(view.windows) < 2:
+        return
+    others = [other.optimizer for other in facts.views]
+    trace = facts.trace
+    if any(
+        event.kind in ("zero", "set_grad") and zeroes(event, view.optimizer, others) is not False
+        for event in trace.events
+        if event.loops
+    ):
+        return
+    if any(
+        _may_zero(event, view) for event in trace.events if event.kind == "escape" and event.loops
+    ):
+        return
+    for window in view.windows[1:]:
+        if not window.fresh or not window.held or "closure" in window.step.flags:
+            continue
+        if not all(certain(view, facts, event) for event in window.fresh):
+            continue
+        if not window.step.loops or common_loop(window.fresh[-1], window.held[-1]) is None:
+            continue
+        if _fresh_leaf(window) or "hook" in window.step.flags:
+            continue
+        yield hit(
+            "GA101",
+            window.step,
+            "the gradients that this step consumes are never cleared: "
+            "every update adds those of all batches before it",
+            (window.fresh[-1], "backward adds to the gradients"),
+        )
+        return
+
+
+def _may_zero(event: Event, view: View) -> bool:
+    if event.thing is view.optimizer:
+        return True
+    thing = event.thing
+    return thing is not None and (
+        thing in view.optimizer.models or thing.kind in ("model", "params")
+    )
+
+
+def _fresh_leaf(window: Window) -> bool:
+    models = [model for event in window.fresh if event.tensor for model in event.tensor.models]
+    return bool(models) and all(model.depth > 0 for model in models)
+
+
+def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA102 and GA103."""
+    if facts.opaque:
+        return
+    for window in view.windows:
+        if not window.lost or "closure" in window.step.flags:
+            continue
+        marks = [mark for mark, _ in window.lost]
+        if not all(certain(view, facts, mark) for mark in [*marks, *window.fresh]):
+            continue
+        inner = [
+            (mark, zero)
+            for mark, zero in window.lost
+            if len(zero.loops) >= len(mark.loops)
+            or (not window.fresh and zero.loops == window.step.loops)
+        ]
+        if not inner or _by_hand(window):
+            continue
+        mark, zero = inner[-1]
+        if zero.loops and common_loop(mark, zero) is None:
+            continue
+        if window.fresh:
+            same = [event for event in window.fresh if event.node is mark.node]
+            if not same or not _accumulates(view, window, facts):
+                continue
+            yield hit(
+                "GA102",
+                zero,
+                f"zeroed inside the window: {len(marks)} of {len(marks) + len(window.fresh)} "
+                "micro-batches are wiped before the step that should consume them",
+                (mark, "this backward is wiped"),
+                (window.step, "the step comes only afterwards"),
+            )
+        else:
+            code = "GA102" if "accumulate" in zero.flags else "GA103"
+            yield hit(
+                code,
+                zero,
+                "zeroed between backward and step: the step sees no gradient",
+                (mark, "this backward is wiped"),
+                (window.step, "the step finds nothing"),
+            )
+
+
+def _by_hand(window: Window) -> bool:
+    return any(event.kind in ("set_grad", "autograd_grad") for event in window.since)
+
+
+def _accumulates(view: View, window: Window, facts: Facts) -> bool:
+    """Whether the wiped passes were meant for this window: the same line, in the same loop."""
+    nodes = {mark.node for mark, _ in window.lost}
+    if any(event.node in nodes for event in window.fresh):
+        first = window.lost[0][0]
+        return common_loop(first, window.step) is not None or bool(first.loops)
+    return False
+
+
+def hook_steps(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA102: an optimizer that steps inside backward, in a loop that accumulates."""
+    divisors = {
+        item.key for event in facts.backwards if event.tensor for item in event.tensor.divisors
+    }
+    values = {
+        item.value for event in facts.backwards if event.tensor for item in event.tensor.divisors
+    }
+    counts = [event for event in facts.backwards if event.loops]
+    if not counts:
+        return
+    runs = float(sum(1 for event in counts if event.loops[-1].entry == counts[0].loops[-1].entry))
+    if not divisors & facts.trace.window_keys and runs not in values:
+        return
+    for window in view.windows:
+        if "hook" in window.step.flags and window.fresh:
+            yield hit(
+                "GA102",
+                window.step,
+                "this hook steps and clears in every backward, so nothing accumulates although "
+                "the loss is divided for a window",
+                (window.fresh[-1], "each backward runs the hook"),
+            )
+            return
+
+
+def stale_start(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA104."""
+    if facts.driven or facts.opaque or len(view.windows) < 2:
+        return
+    first = view.windows[0]
+    outside = [event for event in first.fresh if len(event.loops) < len(first.step.loops)]
+    inside = [event for event in first.fresh if event.loops and event not in outside]
+    later = {event.node for window in view.windows[1:] for event in window.fresh}
+    if inside and outside and not any(event.node in later for event in outside):
+        if all(certain(view, facts, event) for event in first.fresh):
+            yield hit(
+                "GA104",
+                outside[0],
+                "this gradient is still there when the first window opens, and is added to it",
+                (first.step, "the first step consumes it as well"),
+            )
+
+
+def other_losses_gradient(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA104: what another optimizer's loss left behind."""
+    if facts.opaque or len(facts.views) < 2:
+        return
+    steps = [window.step for other in facts.views for window in other.windows]
+    order = {id(event): index for index, event in enumerate(facts.trace.events)}
+    for window in view.windows:
+        if len(window.fresh) < 2 or not certain(view, facts, window.fresh[-1]):
+            continue
+        last = window.fresh[-1]
+        for mark in window.fresh[:-1]:
+            tensor = mark.tensor
+            if tensor is None or not tensor.models or mark.node is last.node:
+                continue
+            meant = [
+                step
+                for step in steps
+                if step.thing is not view.optimizer
+                and step.thing is not None
+                and step.thing.models & tensor.models
+                and order[id(mark)] < order[id(step)] < order[id(last)]
+            ]
+            if meant and view.optimizer.models & tensor.models and mark.loops == last.loops:
+                yield hit(
+                    "GA104",
+                    window.step,
+                    "this step also consumes what another optimizer's loss left in these "
+                    "parameters",
+                    (mark, "this backward reaches them"),
+                    (meant[0], "the optimizer it was meant for steps here"),
+                )
+                return
+
+
+def unowned(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA105."""
+    if len(facts.views) != 1 or not view.optimizer.models:
+        return
+    frozen = {event.thing for event in facts.trace.events if event.kind == "freeze"}
+    cleared = [event for event in facts.trace.events if event.kind == "zero"]
+    if any(event.thing is not view.optimizer for event in cleared):
+        return
+    for window in view.windows:
+        for event in window.since:
+            if event.kind != "clip" or event.thing is None or not window.fresh:
+                continue
+            if event.thing.kind != "params" or event.thing.uses & {"filtered", "master"}:
+                continue
+            for whole in event.thing.models:
+                parts = whole.models
+                outside = {part for part in parts if part not in view.optimizer.models} - frozen
+                if parts & view.optimizer.models and outside and whole not in view.optimizer.models:
+                    reached = window.fresh[-1].tensor
+                    if reached is not None and (
+                        whole in reached.models or outside & reached.models
+                    ):
+                        yield hit(
+                            "GA105",
+                            event,
+                            "parameters that no optimizer owns get gradients that nobody clears; "
+                            "they grow, and this clip measures them",
+                            (window.step, "the optimizer owns only a part of the model"),
+                        )
+                        return
+
+
+def overwritten(facts: Facts) -> Iterator[Hit]:
+    """GA102: `p.grad = g` in a loop whose step comes only afterwards."""
+    if any(event.kind == "backward" for event in facts.trace.events):
+        return
+    writes = [event for event in facts.trace.events if event.kind == "set_grad" and event.loops]
+    steps = [event for event in facts.trace.events if event.kind == "step"]
+    for event in writes:
+        again = [
+            other
+            for other in writes
+            if other.node is event.node
+            and len(other.loops) > 1
+            and other.loops[0] != event.loops[0]
+        ]
+        after = [step for step in steps if not step.loops]
+        if again and after and len(steps) == 1 and not is_model_root(event.loops[0].node):
+            yield hit(
+                "GA102",
+                event,
+                "each micro-batch overwrites the gradient of the one before: only the last counts",
+                (after[0], "the step comes only after the loop"),
+            )
+            return
+
+
+_FINITE = ("norm@", "isfinite", "isnan", "isinf")
+"""What a condition on the gradients' norm is made of."""
+
+
+def never_recovers(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA104: cleared only where the norm was finite."""
+    if facts.opaque or facts.driven or len(view.windows) < 2:
+        return
+    for window in view.windows[1:]:
+        cleared = [event for event in window.since if event.kind == "zero"]
+        if len(cleared) != 1 or not window.fresh:
+            continue
+        zero = cleared[0]
+        doubt = [
+            key
+            for key in zero.unsure
+            if key in window.step.unsure and any(word in key for word in _FINITE)
+        ]
+        if doubt and not any(key in window.fresh[-1].unsure for key in doubt):
+            yield hit(
+                "GA104",
+                zero,
+                "cleared only where the norm is finite: after one NaN the gradients stay NaN and "
+                "no update ever comes again",
+                (window.fresh[-1], "backward adds to what was not cleared"),
+            )
+            return
+
+
+RULES = (
+    never_recovers,
+    never_zeroed,
+    zeroed_inside,
+    hook_steps,
+    stale_start,
+    other_losses_gradient,
+    unowned,
+)

@@ -1,0 +1,58 @@
+"""What a walk of a training loop leaves behind: one record for every call that matters."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from gradaccum.lint.values import Tensor, Thing
+
+__all__ = ["Event", "Loop", "Trace"]
+
+
+@dataclass(slots=True, frozen=True)
+class Loop:
+    """One iteration of one loop."""
+
+    node: ast.AST
+    entry: int
+    """Number of the time this loop was entered, so that two epochs' inner loops differ."""
+    index: int
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A call that touches gradients, parameters, schedules or graphs."""
+
+    kind: str
+    node: ast.AST
+    path: str
+    loops: tuple[Loop, ...]
+    thing: Thing | None = None
+    tensor: Tensor | None = None
+    flags: frozenset[str] = frozenset()
+    unsure: tuple[str, ...] = ()
+    """Conditions that nobody can evaluate and that were decided to get here."""
+
+    @property
+    def line(self) -> int:
+        """Where it stands."""
+        return getattr(self.node, "lineno", 1)
+
+
+@dataclass(slots=True)
+class Trace:
+    """One walk: its events, and how each unknown condition was decided."""
+
+    events: list[Event] = field(default_factory=list)
+    decisions: dict[str, tuple[bool, bool]] = field(default_factory=dict)
+    """Condition to (taken, differs from iteration to iteration)."""
+    window_keys: set[str] = field(default_factory=set)
+    """Symbols that count micro-batches, by where they are used."""
+    scaled_keys: set[str] = field(default_factory=set)
+    """Symbols that some hyperparameter was multiplied or divided by."""
+    things: list[Thing] = field(default_factory=list)
+    guessed: bool = False
+    """A counter of unknown start was taken to start at zero."""
+    exact: bool = True
+    """No symbol's value had to be chosen on the way."""

@@ -1,0 +1,141 @@
+"""What an expression can stand for while a loop is walked: numbers, tensors, things by identity.
+
+Values are followed instead of names: an optimizer is what an optimizer's constructor returned,
+wherever it was put since.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from gradaccum.lint.program import Module
+
+__all__ = [
+    "Class",
+    "Divisor",
+    "Env",
+    "Func",
+    "Num",
+    "Seq",
+    "Tensor",
+    "Thing",
+    "Value",
+    "varies",
+]
+
+
+@dataclass(slots=True, frozen=True)
+class Num:
+    """A number we know, perhaps because we chose it for a symbol (`tags` says which)."""
+
+    value: float
+    tags: frozenset[str] = frozenset()
+    varies: bool = False
+    """Whether it changes from iteration to iteration."""
+
+
+@dataclass(slots=True, frozen=True)
+class Divisor:
+    """One number that a loss was divided by."""
+
+    key: str
+    value: float | None
+
+
+@dataclass(slots=True, eq=False)
+class Thing:
+    """An object followed by identity; `kind` is what the source proves about it."""
+
+    kind: str
+    key: str
+    varies: bool = False
+    attrs: dict[str, Value] = field(default_factory=dict)
+    models: frozenset[Thing] = frozenset()
+    args: tuple[Value, ...] = ()
+    kwargs: dict[str, Value] = field(default_factory=dict)
+    uses: set[str] = field(default_factory=set)
+    node: ast.AST | None = None
+    depth: int = 0
+    """How many loops were open when it was made."""
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A tensor with a history: which models, what it was divided by, whether it has a graph."""
+
+    models: frozenset[Thing] = frozenset()
+    divisors: tuple[Divisor, ...] = ()
+    forwards: frozenset[int] = frozenset()
+    flags: frozenset[str] = frozenset()
+    scaler: Thing | None = None
+    graph: bool = True
+    partial: tuple[Divisor, ...] = ()
+    """Divisors that only some of its summed terms have."""
+    made: ast.AST | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Seq:
+    """A list or tuple whose items are known; `grows` once something was appended in a loop."""
+
+    items: list[Value]
+    depth: int = 0
+    open: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Func:
+    """A function, method, closure or lambda defined in the files we were given."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    env: Env
+    module: Module
+    owner: Value = None
+    home: Class | None = None
+    bound: tuple[Value, ...] = ()
+    bound_kw: dict[str, Value] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Class:
+    """A class defined in the files we were given."""
+
+    node: ast.ClassDef
+    env: Env
+    module: Module
+
+
+@dataclass(slots=True, eq=False)
+class Env:
+    """Names of one scope."""
+
+    names: dict[str, Value]
+    parent: Env | None
+    module: Module
+    outer: dict[str, Env] = field(default_factory=dict)
+
+    def find(self, name: str) -> Env | None:
+        """The scope that holds `name`, seen from here."""
+        env: Env | None = self
+        while env is not None:
+            if name in env.names:
+                return env
+            env = env.parent
+        return None
+
+    def set(self, name: str, value: Value) -> None:
+        """Bind `name` here, or where `global` or `nonlocal` said."""
+        self.outer.get(name, self).names[name] = value
+
+
+Value: TypeAlias = bool | str | Num | Thing | Tensor | Seq | Func | Class | None
+
+
+def varies(value: Value) -> bool:
+    """Whether a value may differ from one iteration to the next."""
+    if isinstance(value, (Num, Thing)):
+        return value.varies
+    return isinstance(value, Tensor)

@@ -1,0 +1,445 @@
+"""Walk one training loop with small numbers in place of unknown ones, and note what happens when.
+
+Nothing is run: statements are interpreted over values.py. A condition that cannot be evaluated is
+decided once per walk and the other way in another walk, so that a walk is always one consistent
+configuration of the script.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from gradaccum.lint.branches import branch, match, truth
+from gradaccum.lint.evaluate import assign, evaluate, text
+from gradaccum.lint.loops import EXACT, WINDOW, elements, trips
+from gradaccum.lint.program import Module, Program
+from gradaccum.lint.slicing import Slice, slice_module
+from gradaccum.lint.trace import Event, Loop, Trace
+from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
+
+__all__ = ["Exhausted", "Frame", "Walker"]
+
+_FREE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+STEADY = 4
+"""Iterations that are enough where all of them step alike."""
+DEPTH = 12
+PER_WALK = 12_000
+"""Statements and calls of one walk."""
+
+
+class Exhausted(Exception):
+    """The walk grew past its budget; what was seen until then stands."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One loop that is being walked."""
+
+    node: ast.AST
+    entry: int
+    index: int = 0
+    last: bool = False
+    now: Loop = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = Loop(self.node, self.entry, 0)
+
+    def turn(self, index: int, last: bool) -> None:
+        """Begin the next iteration."""
+        self.index, self.last = index, last
+        self.now = Loop(self.node, self.entry, index)
+
+
+@dataclass(slots=True)
+class Walker:
+    """One walk from one root."""
+
+    program: Program
+    choices: list[bool]
+    known: dict[str, float]
+    """Symbols that an earlier walk found to count something, with the numbers chosen for them."""
+    budget: int = PER_WALK
+    windows: set[str] = field(default_factory=set)
+    """Symbols that count micro-batches, shared by all walks of a root."""
+    trace: Trace = field(default_factory=Trace)
+    order: list[str] = field(default_factory=list)
+    usual: list[bool] = field(default_factory=list)
+    turnable: set[str] = field(default_factory=set)
+    """Conditions in `order`; one that did not matter at first may matter later."""
+    loops: list[Frame] = field(default_factory=list)
+    contexts: list[tuple[str, Value]] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    visited: set[int] = field(default_factory=set)
+    globals: dict[str, Env] = field(default_factory=dict)
+    slices: dict[str, Slice] = field(default_factory=dict)
+    clock: int = 0
+    sync: bool = True
+    accumulations: int = 0
+    spent: set[int] = field(default_factory=set)
+    """Forward passes that were differentiated."""
+    engines: dict[int, int] = field(default_factory=dict)
+    """Micro-batches that each Accelerate engine has counted in this epoch."""
+    driver: Frame | None = None
+    aliases: dict[int, tuple[Tensor, Thing]] = field(default_factory=dict)
+    hooks: list[tuple[Func, Thing]] = field(default_factory=list)
+    """Hooks that run in every backward, with the parameter they stand on."""
+    result: Value = None
+    stack: list[ast.AST] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.trace.window_keys = self.windows
+
+    # -- what the evaluator needs -------------------------------------------------------------
+
+    def note(
+        self,
+        kind: str,
+        node: ast.AST,
+        thing: Thing | None = None,
+        tensor: Tensor | None = None,
+        *flags: str,
+    ) -> None:
+        """Record one event here and now."""
+        event = Event(
+            kind,
+            node,
+            self.paths[-1],
+            tuple([frame.now for frame in self.loops]),
+            thing,
+            tensor,
+            frozenset([*flags, *[name for name, _ in self.contexts]]),
+            tuple(self.unsure),
+        )
+        self.trace.events.append(event)
+
+    def tick(self) -> int:
+        """A number that never comes again in this walk."""
+        self.clock += 1
+        return self.clock
+
+    def quiet(self) -> str:
+        """The innermost context that switches graphs off, if one is in force."""
+        for name, _ in reversed(self.contexts):
+            if name in ("no_grad", "inference_mode"):
+                return name
+            if name == "enable_grad":
+                return ""
+        return ""
+
+    def inside(self, name: str) -> bool:
+        """Whether a context of that name is open."""
+        return any(context == name for context, _ in self.contexts)
+
+    def symbol(self, key: str, value: float | None = None) -> Num:
+        """The number chosen for `key`, the same in all walks of this root."""
+        if key not in self.known:
+            used = {number for name, number in self.known.items() if name != "length"}
+            free = [number for number in (WINDOW, 2, 5, 4, 7) if number not in used]
+            self.known[key] = value if value is not None else (free[0] if free else WINDOW)
+        self.trace.exact = False
+        return Num(self.known[key], frozenset((key,)))
+
+    def decide(self, key: str, changes: bool, matters: bool = True, usual: bool = True) -> bool:
+        """How an unknown condition is taken in this walk; `usual` where nothing was planned."""
+        known = self.trace.decisions.get(key)
+        if known is not None and (not matters or key in self.turnable):
+            return known[0]
+        if not matters:
+            self.trace.decisions[key] = (usual, changes)
+            return usual
+        self.turnable.add(key)
+        position = len(self.order)
+        choice = self.choices[position] if position < len(self.choices) else usual
+        self.usual.append(usual)
+        self.order.append(key)
+        self.trace.decisions[key] = (choice, changes)
+        return choice
+
+    def module_slice(self, module: Module) -> Slice:
+        """The slice of a file, made once for all walks of a root."""
+        found = self.slices.get(module.path)
+        if found is None:
+            found = self.slices[module.path] = slice_module(module, self.program)
+        return found
+
+    def scope(self, module: Module) -> Env:
+        """The top-level names of a file."""
+        env = self.globals.get(module.path)
+        if env is None:
+            env = self.globals[module.path] = Env({}, None, module)
+        return env
+
+    # -- statements ---------------------------------------------------------------------------
+
+    def block(self, body: list[ast.stmt], env: Env) -> str:
+        """Walk statements; returns how they were left: '', 'break', 'continue' or 'return'."""
+        keep = self.module_slice(env.module).keep
+        for node in body:
+            if id(node) not in keep:
+                continue
+            if not isinstance(node, _FREE):
+                self.budget -= 1
+                if self.budget < 0:
+                    raise Exhausted
+            handler = _HANDLERS.get(type(node))
+            if handler is not None:
+                signal = handler(self, node, env)
+                if signal:
+                    return signal
+        return ""
+
+    def function(self, func: Func, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Walk a call of a function whose source we have."""
+        node = func.node
+        if len(self.stack) >= DEPTH or node in self.stack:
+            return Thing("unknown", f"{getattr(node, 'name', 'lambda')}()", bool(self.loops))
+        env = Env({}, func.env, func.module)
+        _bind(self, func, env, [*func.bound, *args], {**func.bound_kw, **kwargs})
+        self.visited.add(id(node))
+        self.stack.append(node)
+        self.paths.append(func.module.path)
+        mark = len(self.contexts)
+        try:
+            if isinstance(node, ast.Lambda):
+                return evaluate(self, env, node.body)
+            for decorator in node.decorator_list:
+                name = text(decorator).split("(")[0].split(".")[-1]
+                if name in ("no_grad", "inference_mode"):
+                    self.contexts.append((name, None))
+            self.result = None
+            self.block(node.body, env)
+            value, self.result = self.result, None
+            return value
+        finally:
+            del self.contexts[mark:]
+            self.stack.pop()
+            self.paths.pop()
+
+
+def _bind(
+    walker: Walker, func: Func, env: Env, args: list[Value], kwargs: dict[str, Value]
+) -> None:
+    spec = func.node.args
+    names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+    if func.owner is not None and names:
+        args = [func.owner, *args]
+    defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
+    for arg, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
+        names.append(arg.arg)
+        if default is not None:
+            defaults[arg.arg] = default
+    positional = len(spec.posonlyargs) + len(spec.args)
+    for index, name in enumerate(names):
+        if name in kwargs:
+            env.names[name] = kwargs[name]
+        elif index < min(len(args), positional):
+            env.names[name] = args[index]
+        elif name in defaults:
+            env.names[name] = evaluate(walker, func.env, defaults[name])
+        else:
+            env.names[name] = Thing("unknown", name, depth=len(walker.loops))
+    if spec.vararg:
+        env.names[spec.vararg.arg] = Seq(list(args[positional:]), open=not args[positional:])
+    if spec.kwarg:
+        rest = {name: value for name, value in kwargs.items() if name not in names}
+        env.names[spec.kwarg.arg] = Thing("unknown", spec.kwarg.arg, attrs=rest)
+
+
+def _expr(walker: Walker, node: ast.Expr, env: Env) -> str:
+    evaluate(walker, env, node.value)
+    return ""
+
+
+def _assign(walker: Walker, node: ast.Assign, env: Env) -> str:
+    first = node.targets[0]
+    if (
+        isinstance(node.value, ast.BinOp)
+        and len(node.targets) == 1
+        and isinstance(first, (ast.Name, ast.Attribute))
+        and _same(first, node.value)
+    ):
+        from gradaccum.lint.arithmetic import augment  # noqa: PLC0415 - they need each other
+
+        spelled = ast.AugAssign(first, node.value.op, node.value.right)
+        augment(walker, ast.copy_location(spelled, node), env, node)
+        return ""
+    value = evaluate(walker, env, node.value)
+    for target in node.targets:
+        assign(walker, env, target, value)
+    return ""
+
+
+def _same(target: ast.expr, value: ast.BinOp) -> bool:
+    """Whether `x = x + y` is written for `x += y`."""
+    return isinstance(value.left, type(target)) and text(target) == text(value.left)
+
+
+def _ann_assign(walker: Walker, node: ast.AnnAssign, env: Env) -> str:
+    if node.value is not None:
+        assign(walker, env, node.target, evaluate(walker, env, node.value))
+    return ""
+
+
+def _aug_assign(walker: Walker, node: ast.AugAssign, env: Env) -> str:
+    from gradaccum.lint.arithmetic import augment  # noqa: PLC0415 - they need each other
+
+    augment(walker, node, env)
+    return ""
+
+
+def _return(walker: Walker, node: ast.Return, env: Env) -> str:
+    value = evaluate(walker, env, node.value) if node.value is not None else None
+    walker.result = value
+    return "return"
+
+
+def _define(walker: Walker, node: ast.FunctionDef, env: Env) -> str:
+    env.set(node.name, Func(node, env, env.module))
+    return ""
+
+
+def _class(walker: Walker, node: ast.ClassDef, env: Env) -> str:
+    env.set(node.name, Class(node, env, env.module))
+    return ""
+
+
+def _import(walker: Walker, node: ast.Import | ast.ImportFrom, env: Env) -> str:
+    for alias in node.names:
+        name = alias.asname or alias.name.split(".")[0]
+        env.names.pop(name, None)  # the file's table of imports answers from here on
+    return ""
+
+
+def _global(walker: Walker, node: ast.Global, env: Env) -> str:
+    for name in node.names:
+        env.outer[name] = walker.scope(env.module)
+    return ""
+
+
+def _nonlocal(walker: Walker, node: ast.Nonlocal, env: Env) -> str:
+    for name in node.names:
+        found = env.parent.find(name) if env.parent else None
+        if found is not None:
+            env.outer[name] = found
+    return ""
+
+
+def _for(walker: Walker, node: ast.For, env: Env) -> str:
+    iterable = evaluate(walker, env, node.iter)
+    items = elements(walker, node, iterable, env)
+    return _loop(walker, node, env, items, lambda item: assign(walker, env, node.target, item))
+
+
+def _loop(
+    walker: Walker,
+    node: ast.For | ast.While,
+    env: Env,
+    items: Iterator[tuple[Value, bool]],
+    bind: Callable[[Value], None],
+) -> str:
+    frame = Frame(node, walker.tick())
+    walker.loops.append(frame)
+    shapes: list[tuple[tuple[str, int, str], ...]] = []
+    try:
+        for index, (item, last) in enumerate(items):
+            frame.turn(index, last)
+            bind(item)
+            start = len(walker.trace.events)
+            accumulations = walker.accumulations
+            signal = walker.block(node.body, env)
+            if signal == "break":
+                return ""
+            if signal == "return":
+                return signal
+            if index < STEADY:
+                shapes.append(_shape(walker.trace.events[start:]))
+                if index == STEADY - 1 and shapes[0] and len(set(shapes)) == 1:
+                    break  # every iteration steps alike: more of them would say no more
+            if walker.accumulations > accumulations + 1:
+                break  # an engine that keeps its own windows flushes at the end of each epoch
+    finally:
+        walker.loops.pop()
+    return walker.block(node.orelse, env)
+
+
+def _shape(events: list[Event]) -> tuple[tuple[str, int, str], ...]:
+    """What an iteration did, if it stepped; else nothing."""
+    if not any(event.kind == "step" for event in events):
+        return ()
+    return tuple(
+        (event.kind, id(event.node), event.thing.key if event.thing else "")
+        for event in events
+        if event.kind not in ("escape", "store", "running")
+    )
+
+
+def _while(walker: Walker, node: ast.While, env: Env) -> str:
+    def items() -> Iterator[tuple[Value, bool]]:
+        limit = trips(walker, node, env.module)
+        count = 0
+        while count < 4 * EXACT:
+            value = truth(walker, env, node.test, node)
+            if value is False:
+                return
+            if (value is not True or _endless(node)) and count >= limit:
+                return
+            count += 1
+            yield None, False
+
+    return _loop(walker, node, env, items(), lambda _: None)
+
+
+def _endless(node: ast.While) -> bool:
+    return isinstance(node.test, ast.Constant)
+
+
+def _with(walker: Walker, node: ast.With, env: Env) -> str:
+    from gradaccum.lint.effects import enter  # noqa: PLC0415 - they need each other
+
+    mark = len(walker.contexts)
+    try:
+        for item in node.items:
+            value = evaluate(walker, env, item.context_expr)
+            bound = enter(walker, value, item.context_expr)
+            if item.optional_vars is not None:
+                assign(walker, env, item.optional_vars, bound)
+        return walker.block(node.body, env)
+    finally:
+        del walker.contexts[mark:]
+
+
+def _try(walker: Walker, node: ast.Try, env: Env) -> str:
+    signal = walker.block(node.body, env) or walker.block(node.orelse, env)
+    return walker.block(node.finalbody, env) or signal
+
+
+_HANDLERS: dict[type[ast.AST], Callable[..., str]] = {
+    ast.Expr: _expr,
+    ast.Assign: _assign,
+    ast.AnnAssign: _ann_assign,
+    ast.AugAssign: _aug_assign,
+    ast.Return: _return,
+    ast.Raise: lambda *_: "return",
+    ast.Break: lambda *_: "break",
+    ast.Continue: lambda *_: "continue",
+    ast.FunctionDef: _define,
+    ast.AsyncFunctionDef: _define,
+    ast.ClassDef: _class,
+    ast.Import: _import,
+    ast.ImportFrom: _import,
+    ast.Global: _global,
+    ast.Nonlocal: _nonlocal,
+    ast.If: branch,
+    ast.For: _for,
+    ast.AsyncFor: _for,
+    ast.While: _while,
+    ast.With: _with,
+    ast.AsyncWith: _with,
+    ast.Try: _try,
+    ast.Match: match,
+}
+if hasattr(ast, "TryStar"):
+    _HANDLERS[ast.TryStar] = _try
