@@ -107,7 +107,13 @@ def _write(report: str, output: str | None) -> None:
     try:
         Path(output).write_text(report + "\n", encoding="utf-8")
     except OSError as error:
-        raise InputError("lint-output", f"cannot write {output}: {error.strerror}.") from None
+        raise InputError(
+            "lint-output",
+            f"cannot write {output}: {error.strerror}.",
+            got=f"--output {output}",
+            expected="a file in a folder that exists and that you may write to",
+            do="--output another file, or leave it out and redirect the output",
+        ) from None
 
 
 def _mend(result: Result, options: argparse.Namespace) -> int:
@@ -156,6 +162,7 @@ def explain(argv: Sequence[str]) -> int:
             raise InputError(
                 "lint-unknown-code",
                 f"no fault has the code {code}.",
+                got=code,
                 expected="a code such as GA102",
                 do="gradaccum explain --list",
             )

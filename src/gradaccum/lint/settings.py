@@ -41,7 +41,9 @@ def load(select: Iterable[str], ignore: Iterable[str], start: Path | None = None
         raise InputError(
             "lint-settings",
             f"[tool.gradaccum.lint] in {where} has no setting {unknown[0]!r}.",
+            got=unknown[0],
             expected=", ".join(sorted(_KEYS)),
+            do="take it out, or mend its name",
         )
     for key in _KEYS:
         value = table.get(key, [])
@@ -51,6 +53,7 @@ def load(select: Iterable[str], ignore: Iterable[str], start: Path | None = None
                 f"{key} of [tool.gradaccum.lint] in {where} cannot be read.",
                 got=repr(value),
                 expected='a list of strings, such as ["GA1", "GA203"]',
+                do=f'{key} = ["GA1"]',
             )
     chosen = list(select) or list(table.get("select", []))
     left = [*ignore, *table.get("ignore", [])]
@@ -72,6 +75,7 @@ def _expand(prefixes: Iterable[str]) -> set[str]:
                 raise InputError(
                     "lint-unknown-code",
                     f"no fault has the code {prefix}.",
+                    got=prefix,
                     expected="a code such as GA102, or its beginning, such as GA1",
                     do="gradaccum explain --list",
                 )
@@ -104,10 +108,20 @@ def _read(path: Path) -> dict:
         section = table.get("tool", {}).get("gradaccum", {}).get("lint", {})
     except (toml.TOMLDecodeError, UnicodeDecodeError, AttributeError) as error:
         raise InputError(
-            "lint-settings", f"{path} cannot be read.", got=str(error), expected="TOML"
+            "lint-settings",
+            f"{path} cannot be read.",
+            got=str(error),
+            expected="TOML",
+            do="mend the file where the message says",
         ) from None
     if not isinstance(section, dict):
-        raise InputError("lint-settings", f"[tool.gradaccum.lint] in {path} is no table.")
+        raise InputError(
+            "lint-settings",
+            f"[tool.gradaccum.lint] in {path} is no table.",
+            got=f"lint = {section!r}",
+            expected="a table",
+            do='[tool.gradaccum.lint]\nselect = ["GA1"]',
+        )
     return section
 
 

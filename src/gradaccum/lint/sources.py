@@ -98,7 +98,9 @@ def collect(
 
 
 def _problem(path: str, got: str, expected: str, *, slug: str) -> InputError:
-    return InputError(slug, f"cannot lint {path}: got {got}, expected {expected}.")
+    # The other files are still linted, so each of these is said in one line.
+    sentence = f"cannot lint {path}: got {got}, expected {expected}."
+    return InputError(slug, sentence, got=got, expected=expected, do=f"leave out {path}")
 
 
 def _walk(folder: Path, exclude: Sequence[str]) -> Iterable[Path]:
