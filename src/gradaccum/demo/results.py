@@ -96,9 +96,13 @@ class DemoResult:
             start = f"NOT the update of the whole batch: {short(ours.distance)} away from it"
         return (
             f"{start}, in {self.of_usual_time(ours):.2f} of the usual loop's time and "
-            f"{self.of_whole_memory(ours):.2f} of the whole batch's memory; "
-            f"the usual loop's update is {_share(self.usual.distance)} off."
+            f"{self.of_whole_memory(ours):.2f} of the whole batch's memory{self._contrast()}."
         )
+
+    def _contrast(self) -> str:
+        if self.usual.distance < 1e-4:  # one micro-batch: its mean of means is the mean
+            return ""
+        return f"; the usual loop's update is {_share(self.usual.distance)} off"
 
     def to_json(self) -> str:
         """Every number, as JSON."""

@@ -13,7 +13,7 @@ from gradaccum.engine import state as states
 from gradaccum.engine.core import Core
 from gradaccum.engine.grads import Gradients
 from gradaccum.engine.loop import Loop, Microbatch
-from gradaccum.engine.loss import read_parts, read_result
+from gradaccum.engine.loss import Part, read_parts, read_result
 from gradaccum.engine.precision import Scaling
 from gradaccum.engine.refuse import (
     read_budget,
@@ -73,7 +73,8 @@ class Accumulator:
             `"zero"` where another loss is meant to pass through these parameters. With `"zero"`
             the window's gradients are kept out of `.grad` between its micro-batches.
         on_nonfinite: `"raise"` on a NaN or infinite loss or gradient, at the price of one wait
-            for the device per micro-batch; `None` does not look.
+            for the device per micro-batch; `None` does not look. Under a scaler an infinite
+            gradient is part of its search for a scale, and skips the update as usual.
 
     Raises:
         InputError: for what accumulation cannot serve, such as LBFGS, an optimizer that steps
@@ -154,6 +155,13 @@ class Accumulator:
             settings,
         )
         self._loop = Loop(self._core, self._next_every)
+
+    def __repr__(self) -> str:
+        names = ", ".join(type(optimizer).__name__ for optimizer in self._core.optimizers)
+        return (
+            f"Accumulator({type(self._model).__name__}, {names}, updates={self.updates}, "
+            f"pending={self.pending})"
+        )
 
     @property
     def updates(self) -> int:
@@ -241,6 +249,7 @@ class Accumulator:
         collate: Callable[[list[Any]], Any] | None = None,
         trim: Trim | None = "right",
         counts: object = None,
+        reduction: Literal["sum", "mean"] = "sum",
     ) -> Update:
         """Make one update of a batch of any size, split into micro-batches.
 
@@ -262,6 +271,7 @@ class Accumulator:
             counts: the batch's count of loss terms if it is known ahead: a number, `{name:
                 number}`, or a function of the batch. Several terms then need one backward per
                 micro-batch instead of one each.
+            reduction: `"mean"` if `loss_fn` returns means with their counts, as most models do.
 
         Raises:
             BatchError: if the batch cannot be split as asked.
@@ -269,6 +279,7 @@ class Accumulator:
             PlanError: if a sample is longer than the budget.
         """
         if self._core.begun:
+            self._core.sound_window()
             raise LoopError(
                 "window-open",
                 "A window is open, and this batch would be mixed into it.",
@@ -287,7 +298,10 @@ class Accumulator:
         try:
             for i, group in enumerate(groups):
                 where = f"micro-batch {i + 1} of {len(groups)}"
-                update = self._add_group(samples, group, loss_fn, i + 1 == len(groups), where)
+                parts = self._parts(samples, group, loss_fn, reduction, where)
+                last = i + 1 == len(groups)
+                update = self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
+                del parts  # so that this micro-batch's graph is gone before the next forward
         except BaseException:
             self._core.discard()
             raise
@@ -343,20 +357,18 @@ class Accumulator:
             every = -(-len(samples) // read_budget(budget))
         return [_Group(indices, None, 0) for indices in even(len(samples), every)]
 
-    def _add_group(
+    def _parts(
         self,
         samples: Samples,
         group: _Group,
         loss_fn: Callable[[nn.Module, Any], object],
-        last: bool,
+        reduction: str,
         where: str,
-    ) -> Update | None:
-        # A function of its own, so that one micro-batch's graph is gone before the next forward.
+    ) -> list[Part]:
         device = next(self._model.parameters()).device
         micro_batch = move(samples.microbatch(group.indices, group.width), device)
         loss, count = read_result(loss_fn(self._model, micro_batch), where)
-        parts = read_parts(loss, count, "sum", lambda: where)
-        return self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
+        return read_parts(loss, count, reduction, lambda: where)
 
 
 def _refuse_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -56,10 +56,13 @@ class Core:
         self._updater = Updater(optimizers, gradients, scaling, settings)
 
     def open(
-        self, expected: int, declared: dict[str, Number] | None = None, *, gathered: bool = False
+        self,
+        expected: int,
+        declared: dict[str, Number] | None = None,
+        contents: tuple[int | float, ...] = (),
     ) -> Window:
         """Start a window; its gradients are looked at with its first micro-batch."""
-        self.window = Window(expected, gathered, declared or {})
+        self.window = Window(expected, bool(contents), contents, declared or {})
         return self.window
 
     def add(
@@ -99,10 +102,10 @@ class Core:
         if first:
             self.gradients.refuse_stepped()
         window.add(parts, padding)
-        window.broken = False
         if factors is not None:
             return self._make_update(window, 1 if merged else _only(factors))
         self.gradients.seal(window.terms.values())
+        window.broken = False
         return None
 
     def finish(self) -> Update | None:
@@ -125,6 +128,7 @@ class Core:
         """Forget the open window: its counts and its gradients."""
         if self.begun:
             self.gradients.zero()
+            self.scaling.reset()
         self.window = None
         self.apart = {}
 

@@ -16,6 +16,7 @@ from typing import NoReturn, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from gradaccum.engine.guard import Guard
 from gradaccum.engine.loss import Count, is_one
@@ -57,6 +58,8 @@ class Gradients:
         self._guard = Guard(model, optimizers, self._name)
         self._held: GradientSum = []
         self._marks: list[int] = []
+        self._waiting: dict[int, list[tuple[Tensor | None, Count]]] = {}
+        self._hooks: list[RemovableHandle] = []
         self._absent = -1
 
     @property
@@ -169,6 +172,8 @@ class Gradients:
     def zero(self) -> None:
         """Drop the gradients: every `.grad` of an owned parameter becomes `None`."""
         self._guard.close()
+        self._waiting = {}
+        self._remove_hooks()
         self._clear()
         self._held = []
 
@@ -179,30 +184,23 @@ class Gradients:
         The sum is scaled in the same pass that adds the new gradient, which autograd would make
         anyhow, parameter by parameter: the factor costs no pass and no memory.
         """
-        waiting = {
+        # Kept where `zero` finds it: an interrupt may come between any two lines, and a hook that
+        # is left behind must find nothing to add.
+        self._waiting = {
             id(parameter): [(grads[i], factor) for grads, factor in shares]
             for i, parameter in enumerate(self._parameters)
         }
-
-        def merge(parameter: Tensor) -> None:
-            # A re-entrant checkpoint may bring a parameter's gradient in several pieces.
-            for grad, factor in waiting.pop(id(parameter), ()):
-                if grad is not None:
-                    parameter.grad = _scaled_add(parameter.grad, grad, factor)
-
         self._clear()
-        hooks = [
-            parameter.register_post_accumulate_grad_hook(merge)
-            for parameter in self._parameters
-            if parameter.requires_grad
-        ]
         try:
+            for parameter in self._parameters:
+                if parameter.requires_grad:
+                    hook = parameter.register_post_accumulate_grad_hook(self._merge)
+                    self._hooks.append(hook)
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            self._remove_hooks()
         for parameter in self._parameters:
-            merge(parameter)
+            self._merge(parameter)
 
     def scale_(self, factor: Count) -> None:
         """Multiply every gradient in place: one pass."""
@@ -247,6 +245,17 @@ class Gradients:
         """A name for each parameter, in the optimizers' order."""
         return [self._name(parameter) for parameter in self.parameters]
 
+    def _merge(self, parameter: Tensor) -> None:
+        # A re-entrant checkpoint may bring a parameter's gradient in several pieces.
+        for grad, factor in self._waiting.pop(id(parameter), ()):
+            if grad is not None:
+                parameter.grad = _scaled_add(parameter.grad, grad, factor)
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
     def _coalesce(self) -> None:
         # A sparse gradient lists a row once for each use; its size is that of their sum.
         for parameter in self._parameters:
@@ -272,7 +281,8 @@ class Gradients:
             "another loss's backward, which reaches them through a shared part (a GAN, a "
             "regulariser)"
             if some
-            else "a `loss.backward()` of your own, outside this accumulator, without a zero_grad"
+            else "a `loss.backward()` of your own without a zero_grad, or another accumulator that "
+            "was left in mid-window"
         )
         names = ", ".join(f"`{self._name(p)}`" for p in left[:3])
         raise StaleGradientError(

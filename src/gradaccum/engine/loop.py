@@ -12,7 +12,7 @@ from gradaccum.engine.core import Core
 from gradaccum.engine.loss import Count, Loss, read_parts
 from gradaccum.engine.stream import Coming, Place, overwritten, versions_of, windows
 from gradaccum.engine.window import Window
-from gradaccum.errors import LoopError, OpenWindowWarning
+from gradaccum.errors import LoopError, OpenWindowWarning, StateError
 from gradaccum.records import Update
 
 __all__ = ["Loop", "Microbatch"]
@@ -261,11 +261,23 @@ class Loop:
             return self.core.open(self._every())
         # After a flush or discard in mid-window, what is left of its plan is a window of its own.
         declared = place.declared if place.position == 0 else None
-        return self.core.open(place.size - place.position, declared, gathered=True)
+        return self.core.open(place.size - place.position, declared, place.contents)
 
     def _restoring(self, coming: Iterator[Coming]) -> Iterator[Coming]:
         """After a resume inside a gathered window: gathering it again must draw nothing."""
+        window = self.core.window
         for item in coming:
+            place = item[3]
+            if window is not None and place is not None and place.contents != window.contents:
+                raise StateError(
+                    "state-batches",
+                    "The loader does not give the batches that the saved window was made of.",
+                    got=f"{len(place.contents)} lengths or counts, {list(place.contents[:8])}...",
+                    expected=f"{len(window.contents)}, {list(window.contents[:8])}...",
+                    do="start the loader at the window's first batch, not at the micro-batch that "
+                    "follows; or acc.discard() the window",
+                )
+            window = None
             self._restore_random()
             yield item
 
@@ -298,8 +310,8 @@ class Loop:
         warnings.warn(
             f"The loop was left with a window half done: {window.microbatches} of "
             f"{window.expected} micro-batches. Its gradients are kept: "
-            f"{'' if window.gathered else 'the next loop goes on with it, '}"
-            "acc.flush() steps it, acc.discard() drops it. "
+            f"{'' if window.gathered or window.broken else 'the next loop goes on with it, '}"
+            f"{'' if window.broken else 'acc.flush() steps it, '}acc.discard() drops it. "
             "More: docs/messages.md#open-window",
             OpenWindowWarning,
             stacklevel=3,

@@ -77,6 +77,12 @@ class Scaling:
         self.scaler.update()
         return torch.stack([flag.to(flags[0].device) for flag in flags]).any()
 
+    def reset(self) -> None:
+        """Forget that gradients were unscaled: their window is dropped, and will not be stepped."""
+        if self.scaler is not None:
+            for optimizer in self._optimizers:
+                self.scaler._per_optimizer_states.pop(id(optimizer), None)
+
     def _flags(self) -> list[Tensor]:
         assert self.scaler is not None
         return [

@@ -63,6 +63,15 @@ def read_optimizers(
             expected="a torch.optim.Optimizer, or several that together serve one loss",
             do="acc = ga.Accumulator(model, torch.optim.AdamW(model.parameters()))",
         )
+    wrapper = next((o for o in optimizers if not hasattr(o, "_optimizer_step_post_hooks")), None)
+    if wrapper is not None:
+        raise InputError(
+            "optimizer",
+            "That wraps an optimizer, and decides itself when a step is one.",
+            got=f"a {type(wrapper).__module__}.{type(wrapper).__name__}",
+            expected="the optimizer that steps",
+            do="pass what it wraps: wrapper.optimizer",
+        )
     owned = [p for o in optimizers for group in o.param_groups for p in group["params"]]
     if len({id(p) for p in owned}) != len(owned):
         raise InputError(

@@ -38,6 +38,10 @@ class Place(NamedTuple):
     declared: dict[str, Number] | None
     """The window's counts, where they are known ahead."""
 
+    contents: tuple[int | float, ...]
+    """The lengths of the window's samples, or the counts of its batches: what tells it from
+    others."""
+
 
 Coming: TypeAlias = tuple[Any, bool, int, Place | None]
 """A micro-batch on its way to the loop: its batch, whether it must end its window because nothing
@@ -94,9 +98,11 @@ def overwritten() -> LoopError:
 def counted(groups: Iterator[list[T]], counts: Callable[[T], object]) -> Iterator[Coming]:
     """Each of a window's batches is a micro-batch, and its counts are known ahead."""
     for group in groups:
-        declared = read_counts([counts(batch) for batch in group])
+        each = [read_counts([counts(batch)]) for batch in group]
+        declared = read_counts(each)
+        contents = tuple(number for one in each for number in one.values())
         for i, batch in enumerate(group):
-            yield batch, i + 1 == len(group), 0, Place(i, len(group), declared)
+            yield batch, i + 1 == len(group), 0, Place(i, len(group), declared, contents)
 
 
 def regrouped(
@@ -113,7 +119,7 @@ def regrouped(
         declared = read_counts([counts(batch) for batch in group]) if counts else None
         for i, one in enumerate(chosen.microbatches):
             batch = samples.microbatch(one.indices, one.width)
-            place = Place(i, len(chosen), declared)
+            place = Place(i, len(chosen), declared, samples.lengths)
             yield batch, i + 1 == len(chosen), one.padded - one.real, place
 
 

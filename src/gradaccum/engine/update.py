@@ -88,6 +88,8 @@ class Updater:
         finally:
             for optimizer in self._optimizers:
                 vars(optimizer).pop("grad_scale", None)
+        # An autocast region around several updates would go on with copies of the old weights.
+        torch.clear_autocast_cache()
         self._gradients.zero()
         if isinstance(skipped, Tensor) and (settings.schedulers or settings.on_update):
             skipped = bool(skipped)  # only what it decides is worth the wait for the device

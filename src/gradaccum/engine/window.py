@@ -86,6 +86,9 @@ class Window:
     gathered: bool = False
     """Whether its batches were all taken from the loader before the first was added."""
 
+    contents: tuple[int | float, ...] = ()
+    """Of a gathered window: what tells its batches from others, to be found again on a resume."""
+
     declared: dict[str, Number] = field(default_factory=dict)
     """Total count of each term where the caller knew it ahead; empty where not."""
 
@@ -201,6 +204,7 @@ class Window:
         return {
             "expected": self.expected,
             "gathered": self.gathered,
+            "contents": list(self.contents),
             "declared": dict(self.declared),
             "terms": terms,
             "microbatches": self.microbatches,
@@ -223,6 +227,7 @@ class Window:
             for name, term in saved["terms"].items()
         }
         known: dict[str, Any] = {**saved, "declared": dict(saved["declared"]), "terms": terms}
+        known["contents"] = tuple(saved["contents"])
         return cls(**known)
 
 

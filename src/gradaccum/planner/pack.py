@@ -132,7 +132,8 @@ def _unbounded(sizes: Sequence[int]) -> PlanError:
 def _too_few(sizes: Sequence[int], budget: int, most: int, *, least: int) -> PlanError:
     return PlanError(
         "plan-too-few",
-        f"{len(sizes)} samples do not fit in {most} micro-batches of {budget} elements.",
+        f"{len(sizes)} samples do not fit in {most} micro-batch{'es' if most > 1 else ''} of "
+        f"{budget} elements.",
         got=f"microbatches={most}, budget={budget}",
         expected=f"microbatches >= {least} with this budget",
         do=f"plan(lengths, budget={budget}, microbatches={least}), or a larger budget",

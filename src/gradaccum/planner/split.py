@@ -195,13 +195,19 @@ def _check_trim(trim: object) -> None:
 
 
 def _refuse_samples(batch: object) -> None:
-    if not (isinstance(batch, list) and all(isinstance(item, Mapping) for item in batch)):
+    if not isinstance(batch, list):
+        return
+    mappings = all(isinstance(item, Mapping) for item in batch)
+    tuples = all(isinstance(item, tuple | list) for item in batch)
+    tensors = all(isinstance(item, Tensor) for item in batch)
+    alike = tensors and len(batch) > 2 and len({(t.shape, t.dtype) for t in batch}) == 1
+    if not (mappings or (tuples and len({len(item) for item in batch}) == 1) or alike):
         return
     # Samples of equal size would otherwise each be cut in the middle, without a word.
     if holds_tensors(batch):
         raise BatchError(
             "batch-samples",
-            "The batch is a list of mappings, which is how single samples come.",
+            "The batch is a list of things that are all alike, which is how single samples come.",
             got=f"a list of {len(batch)} {type(batch[0]).__name__} objects",
             expected="containers of tensors that hold all samples along dimension 0",
             do="for single samples pass collate=, such as torch.utils.data.default_collate; "
