@@ -218,7 +218,9 @@ def integer_terms(model: nn.Module, x: Tensor, t: Tensor) -> dict[str, tuple[Ten
 
 
 INTEGER_LOSSES = {"sum": integer_sum, "ignored": integer_masked, "two terms": integer_terms}
-ALL_OPTIMIZERS = {**OPTIMIZERS, "muon": lambda p: torch.optim.Muon(p, lr=0.01)}
+ALL_OPTIMIZERS = dict(OPTIMIZERS)
+if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
+    ALL_OPTIMIZERS["muon"] = lambda p: torch.optim.Muon(p, lr=0.01)
 
 
 def run_ours(

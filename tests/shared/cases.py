@@ -93,7 +93,9 @@ def several_groups(model: nn.Module) -> list[Optimizer]:
 def muon_and_adamw(model: nn.Module) -> list[Optimizer]:
     matrices = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim != 2]
-    return [torch.optim.Muon(matrices, lr=0.5), AdamW(others, lr=0.5)]
+    # torch has Muon from 2.9 on; two optimizers for one loss are what is shown here
+    first = getattr(torch.optim, "Muon", SGD)
+    return [first(matrices, lr=0.5), AdamW(others, lr=0.5)]
 
 
 def adamw(model: nn.Module) -> list[Optimizer]:
