@@ -20,8 +20,9 @@ _version = attrgetter("_version")
 class Guard:
     """Watches version counters, and steps of the optimizers, from a window's opening to its end.
 
-    Fused kernels write to parameters without moving their version counters, so steps are counted
-    by hooks, which are there only while a window is open.
+    Fused kernels, and those of other packages, may write to parameters without moving their version
+    counters. Steps of such optimizers are counted by hooks, which are there only while a window is
+    open.
 
     Args:
         model: says which parameters may change in a forward.
@@ -45,6 +46,12 @@ class Guard:
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
         }
         self._size = 0
+        self._unseen = [
+            optimizer
+            for optimizer in optimizers
+            if not type(optimizer).__module__.startswith("torch.optim.")
+            or getattr(optimizer, "_step_supports_amp_scaling", False)
+        ]
         self._watched: list[nn.Parameter] = []
         self._versions: list[int] = []
         self._stepped: list[str] = []
@@ -56,19 +63,18 @@ class Guard:
         self._size = len(parameters)
         self._watched = [p for p in parameters if id(p) not in self._renormed]
         self._versions = list(map(_version, self._watched))
-        stepped: list[str] = []
-
-        def note(optimizer: Optimizer, *_: Any) -> None:
-            stepped.append(type(optimizer).__name__)
-
-        self._stepped = stepped
-        self._hooks = [o.register_step_post_hook(note) for o in self._optimizers]
+        self._stepped = []
+        for optimizer in self._unseen:
+            self._hooks.append(optimizer.register_step_post_hook(self._note))
 
     def close(self) -> None:
         """Stop to watch; the accumulator's own step comes after."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+    def _note(self, optimizer: Optimizer, *_: Any) -> None:
+        self._stepped.append(type(optimizer).__name__)
 
     def changed(self) -> bool:
         """Whether somebody stepped an optimizer or wrote to a parameter; kept short."""

@@ -74,10 +74,11 @@ class Updater:
         norm = None
         if settings.clip_norm is not None:
             norm = self._gradients.clip_norm_(settings.clip_norm, factor)
-        elif not self.folds:
-            self._gradients.scale_(factor)
         elif not is_one(factor):
-            self._set_grad_scale(ratio(1, factor))
+            if self.folds:
+                self._set_grad_scale(ratio(1, factor))
+            else:
+                self._gradients.scale_(factor)
         if settings.clip_value is not None:
             self._gradients.clip_value_(settings.clip_value)
         if settings.raise_nonfinite and self._scaling.scaler is None:

@@ -64,7 +64,9 @@ class Term:
         """Whether `seed` is that of `part`."""
         if self.seed is None or self.seed.dtype != part.loss.dtype:
             return False
-        above = part.count if part.mean else None
+        if not part.mean:
+            return self.seed_for is None
+        above = part.count
         if isinstance(above, Tensor) or isinstance(self.seed_for, Tensor):
             return self.seed_for is above
         return self.seed_for == above
@@ -73,7 +75,7 @@ class Term:
     def mean(self) -> Tensor:
         """The term as it is optimised: its sum over its count; shape `()`."""
         mean = self.loss / _widened(_positive(self.count))
-        return mean if isinstance(mean, Tensor) else torch.tensor(mean, dtype=torch.float64)
+        return mean if isinstance(mean, Tensor) else torch.full((), mean, dtype=torch.float64)
 
 
 @dataclass(slots=True)
