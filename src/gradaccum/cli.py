@@ -100,9 +100,9 @@ def _demo(
     """Train on Python's own library in three ways, and compare time, memory and updates."""
     options = DemoOptions(device, updates, batch, out, seed, max_length)
     options.check()
-    # Read when torch loads. Threads that spin while they wait for one another need minutes for a
-    # second's work as soon as anything else runs on the machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads that spin long while they wait fight over the cores when anything else runs, and those
+    # that sleep at once are slow to wake: torch's OpenMP reads this when it is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     from gradaccum.demo.command import run_demo  # noqa: PLC0415 - loads torch and matplotlib
 
     run_demo(options, Console())
