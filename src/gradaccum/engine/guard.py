@@ -51,6 +51,7 @@ class Guard:
             for optimizer in optimizers
             if not type(optimizer).__module__.startswith("torch.optim.")
             or getattr(optimizer, "_step_supports_amp_scaling", False)
+            or any(group.get("fused") for group in optimizer.param_groups)
         ]
         self._watched: list[nn.Parameter] = []
         self._versions: list[int] = []
