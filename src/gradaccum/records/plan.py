@@ -1,97 +1,18 @@
-"""What passes between the rooms: frozen records that know nothing of who makes or reads them."""
+"""Which samples form which micro-batch."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from gradaccum.errors import PlanError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["Evidence", "Finding", "Plan", "PlannedMicrobatch", "Update"]
+__all__ = ["Plan", "PlannedMicrobatch"]
 
 _PLAN_VERSION = 1
 _ROWS_SHOWN = 24
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What one optimizer step did.
-
-    Tensors are on the parameters' device and nothing was read from it to make this record: reading
-    a tensor (printing it, `float()`, `if`) is what costs a host sync.
-    """
-
-    index: int
-    """Number of this update; the first is 0. Skipped ones count."""
-
-    loss: Tensor
-    """The objective that was optimised, over the whole window; shape `()`. With several terms,
-    the sum of the terms' own means."""
-
-    count: int | float | Tensor | Mapping[str, int | float | Tensor]
-    """Loss terms in the window, the denominator of `loss`; a number where the host knows it, a
-    tensor of shape `()` where only the device does; with several terms, one for each name."""
-
-    microbatches: int
-    """Micro-batches in the window."""
-
-    grad_norm: Tensor | None
-    """Total norm of the update's gradient before it was clipped, shape `()`; `None` without
-    `clip_norm`, since a norm costs a pass over the gradients (`clip_norm=math.inf` asks for it)."""
-
-    lr: float | Tensor
-    """Learning rate of the first parameter group in this step."""
-
-    skipped: bool | Tensor
-    """Whether the scaler found an infinity, so that no parameter changed; a tensor of shape `()`
-    where only the device knows."""
-
-    dropped: int = 0
-    """Micro-batches left out of the window (`micro.skip()`)."""
-
-    padding: int = 0
-    """Padded elements in the window beyond the samples' lengths; 0 where no lengths were given."""
-
-    terms: Mapping[str, Tensor] = field(default_factory=dict)
-    """Each term's own mean by name, shape `()`; empty for a loss of one term."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """One line that a finding is judged by."""
-
-    path: str
-    line: int
-    what: str
-    """What happens there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One fault at one place: what the linter and the doctor report."""
-
-    code: str
-    severity: str
-    """`error`: the update is wrong; `warning`: probably wrong, or wasteful; `note`: advice."""
-
-    path: str
-    """The file; a notebook's cell is `train.ipynb:cell 3`."""
-
-    line: int
-    """From 1."""
-
-    column: int
-    """From 1, in characters."""
-
-    title: str
-    message: str
-    evidence: tuple[Evidence, ...] = ()
-    mend: str = ""
 
 
 @dataclass(frozen=True, slots=True)

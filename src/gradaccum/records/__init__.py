@@ -1,0 +1,11 @@
+"""What passes between the rooms: frozen records that know nothing of who makes or reads them."""
+
+from __future__ import annotations
+
+from gradaccum.records.finding import Evidence as Evidence
+from gradaccum.records.finding import Finding as Finding
+from gradaccum.records.plan import Plan as Plan
+from gradaccum.records.plan import PlannedMicrobatch as PlannedMicrobatch
+from gradaccum.records.update import Update as Update
+
+__all__ = ["Evidence", "Finding", "Plan", "PlannedMicrobatch", "Update"]
