@@ -14,7 +14,11 @@ lengths_of = st.lists(st.integers(1, 40), min_size=1, max_size=9).map(
 )
 
 
-def least_padded(lengths: list[int], budget: int) -> list[float]:
+def rooms(lengths: list[int], budget: int) -> list[int]:
+    return [budget // length for length in lengths]
+
+
+def least_padded(lengths: list[int], room: list[int]) -> list[float]:
     """By number of groups, the least padded size: every group of the descending list, tried."""
     n = len(lengths)
     best = [[math.inf] * (n + 1) for _ in range(n + 1)]
@@ -23,7 +27,7 @@ def least_padded(lengths: list[int], budget: int) -> list[float]:
         for end in range(1, n + 1):
             for start in range(end):
                 size = lengths[start] * (end - start)
-                if size <= budget:
+                if end - start <= room[start]:
                     best[groups][end] = min(best[groups][end], best[groups - 1][start] + size)
     return [row[n] for row in best]
 
@@ -43,20 +47,33 @@ def cost(lengths: list[int], bounds: list[int], overhead: int) -> int:
     return sum(lengths[a] * (b - a) + overhead for a, b in pairwise(bounds))
 
 
-def check_groups(lengths: list[int], bounds: list[int], budget: int) -> None:
+def check_groups(lengths: list[int], bounds: list[int], room: list[int]) -> None:
     assert bounds[0] == 0
     assert bounds[-1] == len(lengths)
     for start, end in pairwise(bounds):
         assert start < end
-        assert lengths[start] * (end - start) <= budget
+        assert end - start <= room[start]
 
 
-@given(lengths_of, st.integers(0, 200), st.integers(0, 60), st.integers(1, 9))
-def test_no_grouping_within_the_cap_costs_less(lengths, room, overhead, most):
-    budget = lengths[0] + room
-    by_groups = least_padded(lengths, budget)
-    bounds = cut_within(lengths, budget, overhead, most)
-    check_groups(lengths, bounds, budget)
+@st.composite
+def lengths_and_rooms(draw, elements, min_size, max_size):
+    """Descending lengths, and how many samples may go with each: any numbers that never descend."""
+    lengths = sorted(draw(st.lists(elements, min_size=min_size, max_size=max_size)), reverse=True)
+    steps = draw(st.lists(st.integers(0, 2), min_size=len(lengths), max_size=len(lengths)))
+    room, found = draw(st.integers(1, 4)), {}
+    for length, step in zip(lengths, steps, strict=True):
+        if length not in found:
+            room += step
+            found[length] = room
+    return lengths, [found[length] for length in lengths]
+
+
+@given(lengths_and_rooms(st.integers(1, 40), 1, 9), st.integers(0, 60), st.integers(1, 9))
+def test_no_grouping_within_the_cap_costs_less(lengths_and_room, overhead, most):
+    lengths, room = lengths_and_room
+    by_groups = least_padded(lengths, room)
+    bounds = cut_within(lengths, room, overhead, most)
+    check_groups(lengths, bounds, room)
     groups = len(bounds) - 1
     if groups > most:
         # The cap cannot be met; then it must be the least number that can.
@@ -67,17 +84,17 @@ def test_no_grouping_within_the_cap_costs_less(lengths, room, overhead, most):
         assert min(costs[:groups], default=math.inf) > costs[groups], "fewer would do as well"
 
 
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 20), st.integers(0, 9))
-def test_neighbours_in_descending_order_are_enough(lengths, room, overhead):
-    budget = max(lengths) + room
+@given(lengths_and_rooms(st.integers(1, 12), 1, 6), st.integers(0, 9))
+def test_neighbours_in_descending_order_are_enough(lengths_and_room, overhead):
+    lengths, room = lengths_and_room
+    most = dict(zip(lengths, room, strict=True))
     ways = (
         sum(len(group) * max(group) + overhead for group in partition)
         for partition in all_partitions(lengths)
-        if all(len(group) * max(group) <= budget for group in partition)
+        if all(len(group) <= most[max(group)] for group in partition)
     )
-    descending = sorted(lengths, reverse=True)
-    bounds = cut(descending, budget, scale=1, price=overhead)
-    assert cost(descending, bounds, overhead) == min(ways)
+    bounds = cut(lengths, room, scale=1, price=overhead)
+    assert cost(lengths, bounds, overhead) == min(ways)
 
 
 @given(st.lists(st.integers(1, 2000), min_size=50, max_size=120), st.integers(1, 8))
@@ -91,8 +108,8 @@ def test_the_optimum_of_longer_lists(lengths, times):
             for start in range(end)
             if lengths[start] * (end - start) <= budget
         )
-    bounds = cut(lengths, budget, scale=1, price=overhead)
-    check_groups(lengths, bounds, budget)
+    bounds = cut(lengths, rooms(lengths, budget), scale=1, price=overhead)
+    check_groups(lengths, bounds, rooms(lengths, budget))
     assert cost(lengths, bounds, overhead) == best[-1]
 
 
@@ -100,10 +117,23 @@ def test_the_optimum_of_longer_lists(lengths, times):
 def test_the_optimum_of_longer_lists_within_a_cap(lengths, most):
     lengths.sort(reverse=True)
     budget = -(-len(lengths) // most) * lengths[0]
-    bounds = cut_within(lengths, budget, 0, most)
-    check_groups(lengths, bounds, budget)
+    room = rooms(lengths, budget)
+    bounds = cut_within(lengths, room, 0, most)
+    check_groups(lengths, bounds, room)
     assert len(bounds) - 1 <= most
-    assert cost(lengths, bounds, 0) == min(least_padded(lengths, budget)[: most + 1])
+    assert cost(lengths, bounds, 0) == min(least_padded(lengths, room)[: most + 1])
+
+
+@given(lengths_and_rooms(st.integers(1, 500), 20, 40), st.integers(1, 20))
+def test_the_optimum_of_longer_lists_with_any_room_within_a_cap(lengths_and_room, most):
+    lengths, room = lengths_and_room
+    bounds = cut_within(lengths, room, 0, most)
+    check_groups(lengths, bounds, room)
+    by_groups = least_padded(lengths, room)
+    if len(bounds) - 1 > most:
+        assert by_groups[: len(bounds) - 1] == [math.inf] * (len(bounds) - 1)
+    else:
+        assert cost(lengths, bounds, 0) == min(by_groups[: most + 1])
 
 
 @pytest.mark.parametrize(
@@ -116,4 +146,4 @@ def test_the_optimum_of_longer_lists_within_a_cap(lengths, most):
     ],
 )
 def test_groups_one_would_choose_by_hand(lengths, budget, bounds):
-    assert cut_within(lengths, budget, 3, len(lengths)) == bounds
+    assert cut_within(lengths, rooms(lengths, budget), 3, len(lengths)) == bounds

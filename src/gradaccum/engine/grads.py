@@ -23,7 +23,7 @@ from gradaccum.engine.loss import Count, is_one
 from gradaccum.engine.window import Term
 from gradaccum.errors import InterferenceError, NonFiniteError, StaleGradientError
 
-__all__ = ["GradientSum", "Gradients", "Share"]
+__all__ = ["GradientSum", "Gradients", "Share", "apart", "fill"]
 
 GradientSum: TypeAlias = list[Tensor | None]
 """One gradient for each parameter, in the optimizers' order; `None` where none arrived."""
@@ -339,6 +339,38 @@ class Gradients:
                     if candidate is parameter:
                         return f"optimizer {o}, group {g}, parameter {i} (not in the model)"
         return "a parameter that no optimizer owns"
+
+
+@contextmanager
+def apart(parameters: Sequence[nn.Parameter]) -> Generator[None]:
+    """Within it, no parameter has a gradient at first; afterwards each has its own again."""
+    grads = list(map(_grad, parameters))
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+
+
+def fill(parameters: Iterable[nn.Parameter]) -> int:
+    """Zeros in the gradients that are there, as in mid-window; returns what a window keeps of them.
+
+    A sparse gradient is taken away, since the next would be appended to it; over a window it may
+    grow to all rows of its parameter.
+    """
+    size = 0
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is None:
+            continue
+        if grad.is_sparse:
+            parameter.grad = None
+        else:
+            grad.zero_()
+        size += grad.numel() * grad.element_size()
+    return size
 
 
 def _scaled_add(new: Tensor | None, grad: Tensor, factor: Count) -> Tensor:

@@ -1,8 +1,9 @@
 """Cutting a descending list of lengths into groups of least cost: exact, in plain integers.
 
-A group costs `scale * samples * longest + price`. Contiguous groups of the descending list are
+A group costs `scale * samples * longest + price`, and how many samples it may have depends on its
+longest: the longer, the fewer. Contiguous groups of the descending list are
 enough: where a sample of one group is longer than a sample of a group with a longer longest,
-exchanging the two never makes either group wider.
+exchanging the two never makes either group wider, so what was allowed stays allowed.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from itertools import pairwise
 __all__ = ["cut", "cut_within"]
 
 
-def cut(lengths: Sequence[int], budget: int, *, scale: int, price: int) -> list[int]:
-    """Bounds `[0, ..., n]` of the groups of least total cost, none over the budget.
+def cut(lengths: Sequence[int], room: Sequence[int], *, scale: int, price: int) -> list[int]:
+    """Bounds `[0, ..., n]` of the groups of least total cost, none larger than it may be.
 
     As `best[j] = min over i of best[i] + scale * lengths[i] * (j - i) + price`, where group `i:j`
-    is allowed up to `j = i + budget // lengths[i]`; in O(n).
+    is allowed up to `j = i + room[i]`; in O(n).
 
     Args:
-        lengths: descending, each at least 1 and at most `budget`, in elements.
-        budget: most padded elements in a group.
+        lengths: descending, each at least 1, in elements.
+        room: most samples of a group whose longest is that one; each at least 1, never descending.
         scale: weight of a padded element; at least 0.
         price: cost of one group; at least 0.
     """
     n = len(lengths)
     slope = [scale * length for length in lengths]
     base, best, origin = [0] * n, [0] * (n + 1), [0] * (n + 1)
-    last = [start + budget // length for start, length in enumerate(lengths)]
+    last = [start + most for start, most in enumerate(room)]
     # Starts that still can win, and the first end at which each does. As lengths descend, a later
     # start grows slower and stays allowed for longer: once it wins over an earlier, it always does.
     queue: list[int] = []
@@ -62,7 +63,7 @@ def cut(lengths: Sequence[int], budget: int, *, scale: int, price: int) -> list[
     return bounds[::-1]
 
 
-def cut_within(lengths: Sequence[int], budget: int, overhead: int, most: int) -> list[int]:
+def cut_within(lengths: Sequence[int], room: Sequence[int], overhead: int, most: int) -> list[int]:
     """Bounds of at most `most` groups of least cost; of the fewest, if even these are more.
 
     The least padded size is convex in the number of groups, because the cost of a group is Monge.
@@ -70,21 +71,21 @@ def cut_within(lengths: Sequence[int], budget: int, overhead: int, most: int) ->
     an optimum with fewer groups and one with more.
 
     Args:
-        lengths: descending, each at least 1 and at most `budget`, in elements.
-        budget: most padded elements in a group.
+        lengths: descending, each at least 1, in elements.
+        room: most samples of a group whose longest is that one; each at least 1, never descending.
         overhead: cost of one group in padded elements.
         most: most groups; at least 1.
     """
     n = len(lengths)
     # The scale leaves room for a price of 1: of equal optima, the one with fewer groups.
-    many = cut(lengths, budget, scale=n + 1, price=(n + 1) * overhead + 1)
+    many = cut(lengths, room, scale=n + 1, price=(n + 1) * overhead + 1)
     if len(many) - 1 <= most:
         return many
-    few = cut(lengths, budget, scale=1, price=n * lengths[0] + 1)
+    few = cut(lengths, room, scale=1, price=n * lengths[0] + 1)
     while len(few) - 1 < most:
         scale = len(many) - len(few)
         price = _padded(lengths, few) - _padded(lengths, many)
-        middle = cut(lengths, budget, scale=scale, price=price)
+        middle = cut(lengths, room, scale=scale, price=price)
         if _cost(lengths, middle, scale, price) == _cost(lengths, few, scale, price):
             return _splice(few, many, most)
         if len(middle) - 1 <= most:

@@ -11,7 +11,7 @@ from gradaccum.planner.lengths import checked_lengths, whole_number
 from gradaccum.planner.optimum import cut_within
 from gradaccum.records import Plan, PlannedMicrobatch
 
-__all__ = ["default_overhead", "plan"]
+__all__ = ["default_overhead", "grouped", "plan"]
 
 _LEAST_OVERHEAD = 128
 _OVERHEADS_IN_A_BUDGET = 64
@@ -83,10 +83,11 @@ def plan(
     )
     _check_fit(sizes, limit)
     order = sorted(range(len(sizes)), key=lambda position: -sizes[position])
-    bounds = cut_within([sizes[position] for position in order], limit, price, most)
+    descending = [sizes[position] for position in order]
+    bounds = cut_within(descending, [limit // size for size in descending], price, most)
     if len(bounds) - 1 > most:
         raise _too_few(sizes, limit, most, least=len(bounds) - 1)
-    return Plan(_largest_first(sizes, order, bounds), budget=limit, overhead=price)
+    return Plan(tuple(grouped(sizes, order, bounds)), budget=limit, overhead=price)
 
 
 def _even_size(sizes: Sequence[int], groups: int) -> int:
@@ -107,16 +108,23 @@ def _check_fit(sizes: Sequence[int], budget: int) -> None:
         )
 
 
-def _largest_first(
+def grouped(
     sizes: Sequence[int], order: Sequence[int], bounds: Sequence[int]
-) -> tuple[PlannedMicrobatch, ...]:
+) -> list[PlannedMicrobatch]:
+    """Groups of positions as micro-batches, largest padded size first.
+
+    Args:
+        sizes: length of each sample.
+        order: positions of the samples, longest first.
+        bounds: where in `order` each group begins, and its end.
+    """
     found = []
     for start, end in pairwise(bounds):
         members = order[start:end]
         real = sum(sizes[position] for position in members)
         # Ascending positions: samples that stand side by side are then taken as a view.
         found.append(PlannedMicrobatch(tuple(sorted(members)), sizes[members[0]], real))
-    return tuple(sorted(found, key=lambda micro: (-micro.padded, micro.indices)))
+    return sorted(found, key=lambda micro: (-micro.padded, micro.indices))
 
 
 def _unbounded(sizes: Sequence[int]) -> PlanError:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from gradaccum.records.finding import Evidence as Evidence
 from gradaccum.records.finding import Finding as Finding
+from gradaccum.records.memory import MemoryModel as MemoryModel
+from gradaccum.records.memory import Phase as Phase
 from gradaccum.records.plan import Plan as Plan
 from gradaccum.records.plan import PlannedMicrobatch as PlannedMicrobatch
 from gradaccum.records.update import Update as Update
 
-__all__ = ["Evidence", "Finding", "Plan", "PlannedMicrobatch", "Update"]
+__all__ = [
+    "Evidence",
+    "Finding",
+    "MemoryModel",
+    "Phase",
+    "Plan",
+    "PlannedMicrobatch",
+    "Update",
+]

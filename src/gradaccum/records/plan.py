@@ -28,6 +28,10 @@ class PlannedMicrobatch:
     real: int
     """Elements of its samples without padding: the sum of their lengths."""
 
+    bytes: int | None = None
+    """Peak that is predicted for it, in bytes, all that stays in memory included; None where the
+    plan knows of no bytes."""
+
     @property
     def padded(self) -> int:
         """Its size in elements: samples times width."""
@@ -53,14 +57,17 @@ class Plan:
     """
 
     microbatches: tuple[PlannedMicrobatch, ...]
-    """In the order in which they are to run: largest padded size first, so that if the first fits
-    in memory, all do."""
+    """In the order in which they are to run: largest first (by predicted bytes where there are
+    any, else by padded size), so that if the first fits in memory, all do."""
 
     budget: int
     """Most padded elements that one micro-batch was allowed."""
 
     overhead: int
     """Price of one more micro-batch in the cost model, in padded elements."""
+
+    memory: int | None = None
+    """Most bytes that a micro-batch was allowed at its peak; None where none were set."""
 
     def __len__(self) -> int:
         return len(self.microbatches)
@@ -104,34 +111,41 @@ class Plan:
         return self.padded + self.overhead * len(self)
 
     def __str__(self) -> str:
+        sized = self.memory is not None
+        limit = f", memory {self.memory:,} bytes" if sized else ""
         lines = [
             f"{self.samples:,} samples in {len(self):,} micro-batches: {self.real:,} elements, "
             f"{self.padded:,} padded ({self.waste:.2f} of the real)",
-            f"budget {self.budget:,}, overhead {self.overhead:,} for each micro-batch",
+            f"budget {self.budget:,}, overhead {self.overhead:,} for each micro-batch{limit}",
             "",
-            f"{'#':>6}{'samples':>10}{'width':>10}{'padded':>12}{'padding':>12}",
+            f"{'#':>6}{'samples':>10}{'width':>10}{'padded':>12}{'padding':>12}"
+            + (f"{'bytes':>18}" if sized else ""),
         ]
         for row, micro in enumerate(self.microbatches[:_ROWS_SHOWN]):
             lines.append(
                 f"{row:>6,}{len(micro.indices):>10,}{micro.width:>10,}"
                 f"{micro.padded:>12,}{micro.padded - micro.real:>12,}"
+                + (f"{micro.bytes or 0:>18,}" if sized else "")
             )
         hidden = len(self) - _ROWS_SHOWN
         return "\n".join([*lines, f"       ... and {hidden:,} more"] if hidden > 0 else lines)
 
     def to_json(self) -> str:
         """The plan as a JSON object, with its totals for readers that are not Python."""
+        memory = {} if self.memory is None else {"memory": self.memory}
         return json.dumps(
             {
                 "version": _PLAN_VERSION,
                 "budget": self.budget,
                 "overhead": self.overhead,
+                **memory,
                 "samples": self.samples,
                 "real": self.real,
                 "padded": self.padded,
                 "waste": self.waste,
                 "microbatches": [
                     {"indices": micro.indices, "width": micro.width, "real": micro.real}
+                    | ({} if micro.bytes is None else {"bytes": micro.bytes})
                     for micro in self.microbatches
                 ],
             }
@@ -151,7 +165,8 @@ class Plan:
             microbatches = tuple(_microbatch(item) for item in found["microbatches"])
             if not microbatches:
                 raise ValueError("no micro-batches")
-            plan = cls(microbatches, _whole(found["budget"]), _whole(found["overhead"]))
+            memory = _whole(found["memory"]) if "memory" in found else None
+            plan = cls(microbatches, _whole(found["budget"]), _whole(found["overhead"]), memory)
         except (ValueError, TypeError, KeyError) as error:
             raise PlanError(
                 "plan-json",
@@ -165,7 +180,8 @@ class Plan:
 
 def _microbatch(item: Mapping[str, Any]) -> PlannedMicrobatch:
     indices = tuple(_whole(index) for index in item["indices"])
-    return PlannedMicrobatch(indices, _whole(item["width"]), _whole(item["real"]))
+    size = _whole(item["bytes"]) if "bytes" in item else None
+    return PlannedMicrobatch(indices, _whole(item["width"]), _whole(item["real"]), size)
 
 
 def _whole(value: object) -> int:
