@@ -8,6 +8,7 @@ GradaccumError
 ├── LoopError            calls in an order that would make a wrong update (also a RuntimeError)
 │   ├── StaleGradientError     a gradient was there before the window opened
 │   └── InterferenceError      somebody else touched gradients or parameters in mid-window
+├── ShortageError        a sample, a micro-batch or a step did not fit (also a MemoryError)
 ├── NonFiniteError       a loss or gradient is NaN or infinite, and the user asked to hear of it
 ├── StateError           a saved state that does not belong here
 └── MissingExtraError    an optional dependency is not installed (also an ImportError)
@@ -26,6 +27,7 @@ __all__ = [
     "NonFiniteError",
     "OpenWindowWarning",
     "PlanError",
+    "ShortageError",
     "StaleGradientError",
     "StateError",
     "shown",
@@ -97,6 +99,10 @@ class StaleGradientError(LoopError):
 
 class InterferenceError(LoopError):
     """Somebody else changed gradients or parameters in the middle of a window."""
+
+
+class ShortageError(GradaccumError, MemoryError, RuntimeError):
+    """Memory ran out where a smaller micro-batch cannot help, or is not ours to make."""
 
 
 class NonFiniteError(GradaccumError, ArithmeticError):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-collect_ignore = ["resume_script.py"]  # a program that a test runs
+collect_ignore = ["resume_script.py", "shortage_script.py"]  # programs that tests run
 pytest.register_assert_rewrite("refusals", "ways")  # so that their asserts show values too
 
 Trained = tuple[nn.Module, list[Optimizer]]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 import gradaccum as ga
 from probe import SAMPLES, Exploding, Probe, add, exactly, rows, run, singles
@@ -112,34 +112,63 @@ def test_an_exception_in_the_body_keeps_the_window_for_the_next_loop() -> None:
 
 @pytest.mark.parametrize("bad", [0, 1, 2], ids=["first", "within", "last, where sums are merged"])
 @pytest.mark.parametrize("on_stale", ["raise", "zero"])
-def test_a_backward_that_fails_breaks_the_window_until_it_is_discarded(
+def test_a_backward_that_fails_before_anything_arrived_leaves_the_window_as_it_was(
     bad: int, on_stale: Any
 ) -> None:
     probe = Probe()
     acc = ga.Accumulator(probe, probe.sgd, every=3, on_stale=on_stale)
     batches = [rows(0, 1), rows(2), rows(3)]
-
-    def fail() -> None:
-        for i, micro in enumerate(acc.microbatches(batches)):
-            out = probe(micro.batch).sum()
-            # half of it arrives, half of it does not
-            micro.backward(out + Exploding.apply(out) if i == bad else out, len(micro.batch))
-
-    warns = pytest.warns(ga.OpenWindowWarning) if bad else nullcontext()
-    with warns, pytest.raises(MemoryError):
-        fail()
-    for attempt in (acc.flush, acc.state_dict):
-        with pytest.raises(ga.GradaccumError) as caught:
-            attempt()
-        assert caught.value.slug == "window-broken"
-        assert "acc.discard()" in caught.value.do
-    assert probe.weights() == exactly()
-
-    acc.discard()
-    assert probe.layer.weight.grad is None
+    kept = [row for i, batch in enumerate(batches) if i != bad for row in batch.nonzero()[:, 1]]
+    for i, micro in enumerate(acc.microbatches(batches)):
+        out = probe(micro.batch).sum()
+        if i != bad:
+            micro.backward(out, len(micro.batch))
+            continue
+        before = acc.pending, acc.state_dict()["gradients"]
+        with pytest.raises(MemoryError, match="The window is as it was before it"):
+            micro.backward(out + Exploding.apply(out), len(micro.batch))
+        assert str((acc.pending, acc.state_dict()["gradients"])) == str(before)
+        micro.skip()
+    expected = [1 / len(kept) if i in kept else 0.0 for i in range(SAMPLES)]
+    assert probe.weights() == exactly(*expected)
     assert not probe.layer.weight._post_accumulate_grad_hooks
-    run(acc, probe, batches)
-    assert probe.weights() == exactly(*[1 / 4] * 4)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2], ids=["first", "within", "last, where sums are merged"])
+@pytest.mark.parametrize("on_stale", ["raise", "zero"])
+def test_a_backward_that_fails_half_way_can_be_taken_back_only_where_nothing_stood(
+    bad: int, on_stale: Any
+) -> None:
+    model = nn.Linear(2, 1).double()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    acc = ga.Accumulator(model, sgd, every=3, on_stale=on_stale)
+    for i, micro in enumerate(acc.microbatches([1, 2, 3])):
+        weight, bias = model.weight.sum() * micro.batch, model.bias.sum() * micro.batch
+        if i != bad:
+            micro.backward(weight + bias, 1)
+            continue
+        late = Exploding.apply(weight)
+        arrivals: list[Tensor] = []
+        hook = model.bias.register_post_accumulate_grad_hook(arrivals.append)
+        with pytest.raises(MemoryError) as raised:
+            # what was computed last arrives first: the bias
+            micro.backward(late + model.bias.sum() * micro.batch, 1)
+        hook.remove()
+        assert len(arrivals) == 1
+        if bad == 0:
+            assert "The window is as it was before it" in str(raised.value)
+            micro.skip()
+            continue
+        assert "some of its gradients had arrived" in str(raised.value)
+        for attempt in (micro.skip, acc.flush, acc.state_dict):
+            with pytest.raises(ga.GradaccumError) as caught:
+                attempt()
+            assert caught.value.slug == "window-broken"
+            assert "acc.discard()" in caught.value.do
+        acc.discard()
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    assert acc.updates == (bad < 2)
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2, 3, 4])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradaccum.engine import state as states
+from gradaccum.engine.batch import Batches, Group
 from gradaccum.engine.core import Core
 from gradaccum.engine.grads import Gradients
 from gradaccum.engine.loop import Loop, Microbatch
-from gradaccum.engine.loss import Part, read_parts, read_result
 from gradaccum.engine.precision import Scaling
 from gradaccum.engine.refuse import (
     read_budget,
@@ -28,20 +28,12 @@ from gradaccum.engine.update import Settings
 from gradaccum.errors import InputError, LoopError, shown
 from gradaccum.planner.pack import plan
 from gradaccum.planner.padding import Side
-from gradaccum.planner.split import Samples, even, gather, move
+from gradaccum.planner.split import Samples, even, gather
 from gradaccum.records import Update
 
 __all__ = ["Accumulator"]
 
 T = TypeVar("T")
-
-
-class _Group(NamedTuple):
-    """Samples of one micro-batch of `step`."""
-
-    indices: Sequence[int]
-    width: int | None
-    padding: int
 
 
 Lengths: TypeAlias = Iterable[Any] | Callable[[Any], Any]
@@ -155,6 +147,7 @@ class Accumulator:
             settings,
         )
         self._loop = Loop(self._core, self._next_every)
+        self._batches = Batches(model, self._core)
 
     def __repr__(self) -> str:
         names = ", ".join(type(optimizer).__name__ for optimizer in self._core.optimizers)
@@ -293,19 +286,7 @@ class Accumulator:
         if counts is not None:
             declared = read_counts([counts(batch) if callable(counts) else counts])
         self._loop.stand_aside()
-        self._core.open(len(groups), declared)
-        update = None
-        try:
-            for i, group in enumerate(groups):
-                where = f"micro-batch {i + 1} of {len(groups)}"
-                parts = self._parts(samples, group, loss_fn, reduction, where)
-                last = i + 1 == len(groups)
-                update = self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
-                del parts  # so that this micro-batch's graph is gone before the next forward
-        except BaseException:
-            self._core.discard()
-            raise
-        assert update is not None
+        update = self._batches.run(samples, groups, loss_fn, reduction, declared)
         self._core.announce(update)
         return update
 
@@ -318,7 +299,7 @@ class Accumulator:
 
     def discard(self) -> None:
         """Drop the open window: its gradients, its sums and its counts."""
-        if self._core.begun:
+        if self._core.window is not None:
             self._loop.void()
             self._core.discard()
 
@@ -347,28 +328,15 @@ class Accumulator:
     def _next_every(self) -> int:
         return read_every(self._every, self.updates)
 
-    def _groups(self, samples: Samples, budget: int | None) -> list[_Group]:
+    def _groups(self, samples: Samples, budget: int | None) -> list[Group]:
         every = self._next_every()
         if samples.lengths is not None:
             most = None if budget is not None else every
             chosen = plan(samples.lengths, budget=budget, microbatches=most)
-            return [_Group(one.indices, one.width, one.padded - one.real) for one in chosen]
+            return [Group(one.indices, one.width, one.padded - one.real) for one in chosen]
         if budget is not None:
             every = -(-len(samples) // read_budget(budget))
-        return [_Group(indices, None, 0) for indices in even(len(samples), every)]
-
-    def _parts(
-        self,
-        samples: Samples,
-        group: _Group,
-        loss_fn: Callable[[nn.Module, Any], object],
-        reduction: str,
-        where: str,
-    ) -> list[Part]:
-        device = next(self._model.parameters()).device
-        micro_batch = move(samples.microbatch(group.indices, group.width), device)
-        loss, count = read_result(loss_fn(self._model, micro_batch), where)
-        return read_parts(loss, count, reduction, lambda: where)
+        return [Group(indices, None, 0) for indices in even(len(samples), every)]
 
 
 def _refuse_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -20,9 +20,15 @@ from torch.optim import Optimizer
 from gradaccum.engine.grads import Gradients, GradientSum, Share
 from gradaccum.engine.loss import Count, Number, Part, is_finite, is_one, is_zero
 from gradaccum.engine.precision import Scaling
+from gradaccum.engine.shortage import first_line, is_shortage, kind_of
 from gradaccum.engine.update import Settings, Updater
 from gradaccum.engine.window import Term, Usual, Window, ratio
-from gradaccum.errors import GradaccumError, InputError, LoopError, NonFiniteError
+from gradaccum.errors import (
+    GradaccumError,
+    InputError,
+    LoopError,
+    NonFiniteError,
+)
 from gradaccum.records import Update
 
 __all__ = ["Core"]
@@ -93,12 +99,16 @@ class Core:
             raise
         window.broken = True
         part, term = parts[0], window.terms[parts[0].name]
-        if factors is None and term.fits(part) and len(window.terms) == 1:
-            # the short way, which most micro-batches go
-            torch.autograd.backward(part.loss, term.seed, retain_graph=retain_graph)
-            merged = False
-        else:
-            merged = self._backward(window, parts, factors, retain_graph)
+        try:
+            if factors is None and term.fits(part) and len(window.terms) == 1:
+                # the short way, which most micro-batches go
+                torch.autograd.backward(part.loss, term.seed, retain_graph=retain_graph)
+                merged = False
+            else:
+                merged = self._backward(window, parts, factors, retain_graph)
+        except BaseException:
+            self._undo(window, new)
+            raise
         if first:
             self.gradients.refuse_stepped()
         window.add(parts, padding)
@@ -107,6 +117,16 @@ class Core:
         self.gradients.seal(window.terms.values())
         window.broken = False
         return None
+
+    def _undo(self, window: Window, new: list[str]) -> None:
+        """Leave no trace of a micro-batch whose backward failed, or leave the window broken."""
+        first = window.microbatches == 0
+        if first:
+            self.apart = {}
+        if self.gradients.undo(first) and (first or window.joint):
+            for name in new:
+                del window.terms[name]
+            window.broken = False
 
     def finish(self) -> Update | None:
         """Make the update of what the open window has; `None` if it has nothing."""
@@ -245,8 +265,7 @@ class Core:
 
     def skip(self, last: bool) -> Update | None:
         """Leave a micro-batch out; with the window's last one, make the update of the others."""
-        assert self.window is not None
-        self.window.dropped += 1
+        self.sound_window().dropped += 1
         return self.finish() if last else None
 
     def announce(self, update: Update | None) -> Update | None:
@@ -255,7 +274,20 @@ class Core:
 
     def _make_update(self, window: Window, factor: Count) -> Update:
         window.broken = True  # until the step is done, nothing but discard() would be right
-        update = self._updater.make(window, factor, self.updates)
+        try:
+            update = self._updater.make(window, factor, self.updates)
+        except (RuntimeError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            raise kind_of(error)(
+                "memory-step",
+                "Memory ran out in the update itself, where a smaller micro-batch cannot help. "
+                "Parameters may have been stepped in part.",
+                got=first_line(error),
+                expected="room for the optimizer's state and its temporaries beside the gradients",
+                do="load the last checkpoint; then fused=True or foreach=False, which need less, "
+                "an optimizer with less state, or a smaller model",
+            ) from error
         self.usual = window.usual()
         self.updates += 1
         self.window = None

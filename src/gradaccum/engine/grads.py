@@ -114,11 +114,32 @@ class Gradients:
             self._absent = absent
             self.separate([term.seed for term in terms])
             held = list(map(_grad, self._parameters))
-        self._held = held
+        self._held, self._marks = held, self._mark(held)
         if self._apart:
             self._clear()
-        else:
-            self._marks = self._mark(held)
+
+    def undo(self, first: bool) -> bool:
+        """After a backward that failed: make the gradients what they were; say whether they are.
+
+        Autograd adds to what stands there, so what has arrived can be taken back only where nothing
+        stood before.
+
+        Args:
+            first: whether the window had no micro-batch before.
+        """
+        if first:
+            self._waiting = {}
+            self._clear()
+            self._guard.close()
+            return True
+        if len(self._waiting) == len(self._parameters):  # the last factor has touched none
+            self._waiting = {}
+            self.set(self._held)
+        grads = list(map(_grad, self._parameters))
+        same = all(map(operator.is_, grads, self._held)) and self._mark(grads) == self._marks
+        if same and self._apart:
+            self._clear()
+        return same
 
     def refuse_stepped(self) -> None:
         """After a window's first backward: no optimizer may have stepped inside it."""

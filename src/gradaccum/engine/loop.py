@@ -10,9 +10,10 @@ from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 from gradaccum.engine import state as states
 from gradaccum.engine.core import Core
 from gradaccum.engine.loss import Count, Loss, read_parts
+from gradaccum.engine.shortage import first_line, is_shortage, kind_of
 from gradaccum.engine.stream import Coming, Place, overwritten, versions_of, windows
 from gradaccum.engine.window import Window
-from gradaccum.errors import LoopError, OpenWindowWarning, StateError
+from gradaccum.errors import LoopError, OpenWindowWarning, ShortageError, StateError
 from gradaccum.records import Update
 
 __all__ = ["Loop", "Microbatch"]
@@ -77,9 +78,14 @@ class Microbatch(Generic[T]):
         if self._state != "open" or self._loop.current is not self:
             raise self._refusal()
         parts = read_parts(loss, count, reduction, self._where)
-        self.update = self._loop.core.add(
-            parts, last=self.last, padding=self._padding, retain_graph=retain_graph
-        )
+        try:
+            self.update = self._loop.core.add(
+                parts, last=self.last, padding=self._padding, retain_graph=retain_graph
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            raise self._shortage(error) from error
         self._state = "spent"
         if self.update is not None:
             self._loop.core.announce(self.update)
@@ -90,8 +96,8 @@ class Microbatch(Generic[T]):
             return  # its window is gone, so it is left out already
         if self._state != "open" or self._loop.current is not self:
             raise self._refusal()
-        self._state = "spent"
         self.update = self._loop.core.skip(self.last)
+        self._state = "spent"
         self._loop.core.announce(self.update)
 
     def void(self) -> None:
@@ -104,6 +110,26 @@ class Microbatch(Generic[T]):
 
     def _where(self) -> str:
         return f"micro-batch {self.index + 1} of {self.size}"
+
+    def _shortage(self, error: BaseException) -> ShortageError:
+        window = self._loop.core.window
+        whole = window is not None and not window.broken
+        return kind_of(error)(
+            "memory-microbatch",
+            f"Memory ran out in the backward of {self._where()}."
+            + (" The window is as it was before it." if whole else ""),
+            got=f"{first_line(error)}; "
+            + (
+                f"{window.microbatches} micro-batches are in the window, gradients and counts are "
+                "theirs"
+                if window is not None and whole
+                else "some of its gradients had arrived already, so the window is broken"
+            ),
+            expected="room for this micro-batch; a loop of your own decides its size",
+            do="micro.skip() leaves it out; acc.step(batch, loss_fn) splits what does not fit"
+            if whole
+            else "acc.discard() drops the window; acc.step(batch, loss_fn) splits large batches",
+        )
 
     def _refusal(self) -> LoopError:
         if self._state == "spent":

@@ -114,6 +114,19 @@ class Window:
         """Whether all terms' gradients are in one sum, as their denominators were declared."""
         return len(self.terms) == 1 or self.terms.keys() <= self.declared.keys()
 
+    @property
+    def rescalable(self) -> bool:
+        """Whether another number of micro-batches would have led to the same bits.
+
+        It enters through the provisional denominators alone, and powers of two round nothing.
+        """
+        return all(
+            name in self.declared
+            or isinstance(term.provisional, Tensor)
+            or math.frexp(term.provisional)[0] == 0.5
+            for name, term in self.terms.items()
+        )
+
     def add(self, parts: list[Part], padding: int) -> None:
         """Count a micro-batch whose gradient has arrived."""
         self.microbatches += 1

@@ -20,8 +20,8 @@ def free_on_host(root: Path = Path("/")) -> int:
     """Bytes that the process can still take; 0 where a limit is reached already.
 
     The least of what is left under `RLIMIT_AS`, `RLIMIT_DATA`, the control groups (v1 and v2) that
-    the process is in, and the memory that the kernel calls available; less 64 MiB and a 16th for
-    what torch's counter does not see: work space, threads, an allocator's holes.
+    the process is in, and the memory that the kernel calls available; less a 16th and 64 MiB (an
+    8th at most) for what torch's counter does not see: work space, threads, an allocator's holes.
 
     Args:
         root: where `proc` and `sys` are.
@@ -33,7 +33,7 @@ def free_on_host(root: Path = Path("/")) -> int:
     if not rooms:
         raise OSError("the system does not tell how much memory is free")
     room = min(rooms)
-    return max(0, room - room // _SHARE - _MARGIN)
+    return max(0, room - room // _SHARE - min(_MARGIN, room // 8))
 
 
 def _limits(root: Path) -> Iterator[int]:

@@ -24,6 +24,10 @@ class Samples(Protocol):
     def lengths(self) -> tuple[int, ...] | None:
         """Size of each sample without padding, in elements; None where no lengths were given."""
 
+    @property
+    def elements(self) -> float:
+        """Elements that a sample has in the batch's tensors, padding included; 1 if unknown."""
+
     def __len__(self) -> int: ...
 
     def microbatch(self, indices: Sequence[int], width: int | None) -> Any:
@@ -43,6 +47,11 @@ class Collated:
     samples: Sequence[Any]
     collate: Callable[[list[Any]], Any]
     lengths: tuple[int, ...] | None
+
+    @property
+    def elements(self) -> float:
+        """Samples of a list tell nothing before they are collated."""
+        return 1.0
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -77,6 +86,12 @@ class Rows:
     lengths: tuple[int, ...] | None
     side: Side = "right"
     trim: Callable[[Any, int], Any] | None = None
+
+    @property
+    def elements(self) -> float:
+        """See `Samples`."""
+        tensors = [leaf.value for leaf in self.leaves if isinstance(leaf.value, Tensor)]
+        return max(sum(t.numel() for t in tensors if t.ndim) / self.count, 1.0)
 
     def __len__(self) -> int:
         return self.count

@@ -1,0 +1,280 @@
+"""Runs one batch as one window, whatever its size: every micro-batch is a transaction.
+
+A micro-batch that runs out of memory leaves no trace: gradients, counts, random states and buffers
+are what they were, and its samples are run in smaller micro-batches. Where taking it back is not
+possible to the bit, the window is begun again with the sizes that are known by then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gradaccum.engine.core import Core
+from gradaccum.engine.loss import Number, Part, read_parts, read_result
+from gradaccum.engine.probe import probe
+from gradaccum.engine.resident import state_tensors
+from gradaccum.engine.shortage import asked_bytes, first_line, is_shortage, let_go
+from gradaccum.engine.sizes import Needs, Sizes, bucket_of
+from gradaccum.engine.transaction import Snapshot, Snapshots
+from gradaccum.errors import InputError, ShortageError
+from gradaccum.planner.meter import Meter, meter_for
+from gradaccum.planner.size import show_bytes
+from gradaccum.planner.split import Samples, even, move
+from gradaccum.records import Update
+
+__all__ = ["Batches", "Group", "LossFn"]
+
+LossFn = Callable[[nn.Module, Any], object]
+
+
+class Group(NamedTuple):
+    """Samples of one micro-batch."""
+
+    indices: Sequence[int]
+    width: int | None
+    """Elements of its longest sample; `None` where no lengths were given."""
+    padding: int
+
+
+class _Shortage(NamedTuple):
+    """What is left of an error, once the frames that held memory are gone."""
+
+    text: str
+    asked: int | None
+
+
+class Batches:
+    """What an accumulator keeps from one batch to the next: sizes that fit, copies of buffers.
+
+    Args:
+        model: runs the batches.
+        core: takes the micro-batches.
+    """
+
+    def __init__(self, model: nn.Module, core: Core) -> None:
+        self.model = model
+        self.core = core
+        self.sizes = Sizes()
+        self.snapshots = Snapshots(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where micro-batches run."""
+        return next(self.model.parameters()).device
+
+    def owned(self) -> list[Tensor]:
+        """Tensors that stay between micro-batches."""
+        parameters = list(self.model.parameters())
+        grads = [p.grad for p in parameters if p.grad is not None]
+        state = state_tensors(self.core.optimizers)
+        return [*parameters, *grads, *self.model.buffers(), *state]
+
+    def meter(self) -> Meter | None:
+        """Counts the device's bytes; `None` where nobody does."""
+        try:
+            return meter_for(self.device)
+        except InputError:
+            return None
+
+    def run(
+        self,
+        samples: Samples,
+        groups: Iterable[Group],
+        loss_fn: LossFn,
+        reduction: str,
+        declared: dict[str, Number] | None,
+    ) -> Update:
+        """Make the update of a batch.
+
+        Args:
+            samples: the whole batch.
+            groups: which of them form which micro-batch, in order.
+            loss_fn: as in `Accumulator.step`.
+            reduction: as in `Accumulator.step`.
+            declared: the counts, where they are known ahead.
+        """
+        run = _Run(self, samples, loss_fn, reduction, declared)
+        try:
+            update = run.all([piece for group in groups for piece in run.fitting(group)])
+        except BaseException:
+            self.core.discard()
+            run.restore_start()
+            raise
+        meter = self.meter() if self.sizes.decided else None
+        self.sizes.rest(None if meter is None else _room(meter))
+        return update
+
+
+def _room(meter: Meter) -> float:
+    """Bytes that tensors may take: operators need work space, which only allocators count."""
+    return meter.free() / (1.5 if meter.device.type == "cpu" else 1.1)
+
+
+class _Run:
+    """One batch on its way through its window."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        samples: Samples,
+        loss_fn: LossFn,
+        reduction: str,
+        declared: dict[str, Number] | None,
+    ) -> None:
+        self._batches = batches
+        self._core = batches.core
+        self._samples = samples
+        self._loss_fn = loss_fn
+        self._reduction = reduction
+        self._declared = declared
+        self._where = ""
+        self._start = batches.snapshots.take()
+
+    def restore_start(self) -> None:
+        """Leave random states and buffers as they were before the batch."""
+        self._batches.snapshots.restore(self._start)
+
+    def all(self, groups: list[Group]) -> Update:
+        """Run all micro-batches, and others in place of those that do not fit."""
+        snapshots = self._batches.snapshots
+        here = self._start
+        done: list[Group] = []
+        todo = deque(groups)
+        self._core.open(len(todo), self._declared)
+        while True:
+            self._where = f"micro-batch {len(done) + 1} of {len(done) + len(todo)}"
+            result = self._attempt(todo[0], last=len(todo) == 1)
+            if isinstance(result, _Shortage):
+                failed = todo.popleft()
+                window = self._core.window
+                assert window is not None
+                # What follows must not depend on how often it was tried.
+                keep = bool(done) and not window.broken and window.rescalable
+                if not keep:
+                    self._core.discard()
+                    here = self._start
+                self._restore(here)
+                smaller = self._smaller(failed, result)
+                rest = [piece for group in todo for piece in self.fitting(group)]
+                todo = deque([*smaller, *rest] if keep else [*done, *smaller, *rest])
+                if keep:
+                    window.expected = len(done) + len(todo)
+                else:
+                    done = []
+                    self._core.open(len(todo), self._declared)
+            elif result is not None:
+                return result
+            else:
+                done.append(todo.popleft())
+                here = snapshots.take()
+
+    def fitting(self, group: Group) -> list[Group]:
+        """The group in pieces that are known to fit."""
+        wanted = len(group.indices)
+        return self._pieces(group, self._batches.sizes.allowed(self._bucket(group), wanted))
+
+    def _attempt(self, group: Group, last: bool) -> Update | _Shortage | None:
+        try:
+            parts = self._parts(group)
+            return self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            shortage = _Shortage(first_line(error), asked_bytes(error))
+            let_go(error)
+        return shortage
+
+    def _parts(self, group: Group) -> list[Part]:
+        where = self._where
+        micro_batch = move(
+            self._samples.microbatch(group.indices, group.width), self._batches.device
+        )
+        loss, count = read_result(self._loss_fn(self._batches.model, micro_batch), where)
+        return read_parts(loss, count, self._reduction, lambda: where)
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        lost = self._batches.snapshots.restore(snapshot)
+        if lost is not None:
+            raise ShortageError(
+                "memory-buffer",
+                "Memory ran out in a micro-batch that had changed a large buffer, which no "
+                "micro-batch before it had done, so that there is no copy to go back to.",
+                got=f"a new value of the buffer `{lost}`",
+                expected="buffers that change in every forward or in none",
+                do="the batch was dropped: run it again, and the buffer is copied from now on",
+            )
+
+    def _smaller(self, group: Group, shortage: _Shortage) -> list[Group]:
+        samples, bucket = len(group.indices), self._bucket(group)
+        if samples == 1:
+            raise self._too_large(group, shortage)
+        meter = self._batches.meter()
+        needs = None if meter is None else self._needs(group, meter)
+        free = 0.0 if meter is None else _room(meter)
+        return self._pieces(group, self._batches.sizes.failed(bucket, samples, needs, free))
+
+    def _needs(self, group: Group, meter: Meter) -> Needs | None:
+        """What micro-batches like this one take: small ones are run, and leave no trace."""
+        if len(self._samples) <= 4:
+            return None
+        batches = self._batches
+        model, optimizers = batches.model, self._core.optimizers
+        try:
+            found = probe(
+                model,
+                self._loss_fn,
+                self._samples,
+                meter=meter,
+                optimizers=optimizers,
+                reduction=self._reduction,
+                declared=self._declared is not None,
+            )
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            let_go(error)
+            return None
+        memory, width = found.memory, group.width or 1
+        return lambda samples: memory.bytes(samples, width) - meter.used(batches.owned())
+
+    def _pieces(self, group: Group, size: int) -> list[Group]:
+        samples = len(group.indices)
+        if size >= samples:
+            return [group]
+        lengths = self._samples.lengths
+        order = list(group.indices)
+        if lengths is not None and group.width is not None:
+            order.sort(key=lambda index: -lengths[index])
+        pieces = []
+        for part in even(samples, -(-samples // size)):
+            indices = sorted(order[i] for i in part)
+            if lengths is None or group.width is None:
+                pieces.append(Group(indices, None, 0))
+                continue
+            width = max(lengths[i] for i in indices)
+            padding = len(indices) * width - sum(lengths[i] for i in indices)
+            pieces.append(Group(indices, width, padding))
+        return pieces
+
+    def _bucket(self, group: Group) -> int:
+        return bucket_of(group.width if group.width is not None else self._samples.elements)
+
+    def _too_large(self, group: Group, shortage: _Shortage) -> ShortageError:
+        index = group.indices[0]
+        width = "" if group.width is None else f", {group.width:,} elements long,"
+        asked = "" if shortage.asked is None else f"{show_bytes(shortage.asked)} more, beside "
+        meter = self._batches.meter()
+        free = "what is in use" if meter is None else f"{show_bytes(meter.free())} free at rest"
+        return ShortageError(
+            "memory-sample",
+            f"Sample {index} of the batch{width} does not fit in memory on its own.",
+            got=f"{shortage.text}; it asked for {asked}{free}",
+            expected="room for the activations of one sample",
+            do="activation checkpointing (torch.utils.checkpoint), bfloat16 autocast, a shorter "
+            f"sample, or leave sample {index} out; nothing of the batch was kept",
+        )

@@ -1,0 +1,50 @@
+"""Memory that really runs out: a limit on the process's address space."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("shortage_script.py")
+SAMPLES = 64
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="other systems do not hold RLIMIT_AS"
+)
+
+
+def train(mebibytes: int, every: int) -> dict[str, Any]:
+    command = [sys.executable, str(SCRIPT), str(mebibytes), str(every)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mebibytes", [60, 120])
+def test_a_batch_too_large_for_the_memory_makes_the_update_of_the_sizes_that_fit(
+    mebibytes: int,
+) -> None:
+    found = train(mebibytes, 1)
+    first, *later = found["rows"]
+    pieces = first["microbatches"]
+    assert 1 < pieces < SAMPLES
+    # one attempt failed; then two sizes were measured, and what was measured fitted
+    assert first["calls"][0] == SAMPLES
+    assert first["calls"].count(SAMPLES) == 1
+    assert sum(first["calls"][-pieces:]) == SAMPLES
+    assert sum(first["calls"][1:-pieces]) < SAMPLES / 4
+    for row in later:
+        assert sum(row["calls"]) == SAMPLES
+        assert row["microbatches"] == pieces
+    # to the bit what the right sizes make of it: parameters, buffers, random numbers
+    assert found["digests"] == train(0, pieces)["digests"]
+    # nothing is kept of what failed; the allocator of the C library keeps some pages of its own
+    assert found["after"] - found["before"] < mebibytes * 1024
+    # and without the limit the sizes grow back
+    assert found["grown"][-1] == 1
