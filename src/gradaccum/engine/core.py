@@ -12,6 +12,7 @@ Where the window's last factor goes, so that it costs no pass over the gradients
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -120,7 +121,7 @@ class Core:
         if len(factors) == 1:
             return self._make_update(window, _only(factors))
         window.broken = True
-        with self.gradients.merging(self._take_sums(factors)):
+        with self._merging(factors):
             pass
         return self._make_update(window, 1)
 
@@ -174,7 +175,7 @@ class Core:
             return False
         if factors is not None and self._must_merge(window, factors):
             totals = window.totals(parts)
-            with self.gradients.merging(self._take_sums(factors)):
+            with self._merging(factors):
                 self._run(parts, [self._seed_over(p, totals[p.name]) for p in parts], retain_graph)
             return True
         self._run(parts, [self._seed(p, window.terms[p.name]) for p in parts], retain_graph)
@@ -206,6 +207,12 @@ class Core:
             self._run([part], [seed], retain_graph)
             return
         others = self.gradients.take()
+        if self.gradients.lands:
+            self._run([part], [seed], retain_graph)
+            self.gradients.separate([seed])
+            self.gradients.land(part.name)
+            self.gradients.set(others)
+            return
         if part.name in self.apart:
             self.gradients.set(self.apart[part.name])
         self._run([part], [seed], retain_graph)
@@ -216,9 +223,15 @@ class Core:
     def _must_merge(self, window: Window, factors: dict[str, Count]) -> bool:
         if window.microbatches == 0:
             return False
-        if all(is_one(factor) for factor in factors.values()) and not self.apart:
+        apart = self.apart or self.gradients.held_apart()
+        if all(is_one(factor) for factor in factors.values()) and not apart:
             return False
         return len(factors) > 1 or not self._updater.takes_factor
+
+    def _merging(self, factors: dict[str, Count]) -> AbstractContextManager[None]:
+        if self.gradients.lands:
+            return self.gradients.combining(factors)
+        return self.gradients.merging(self._take_sums(factors))
 
     def _take_sums(self, factors: dict[str, Count]) -> list[Share]:
         first, *others = factors
