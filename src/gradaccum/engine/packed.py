@@ -1,13 +1,14 @@
-"""Running sums of 24 bits: a bfloat16, and eight bits that compensate what it leaves out.
+"""Running sums of 24 bits: the leading three bytes of float32, as a bfloat16 and a byte.
 
-The first is the sum rounded to nearest; the second is the rest in units of 1/256 of its last place.
-Beside float32 that saves a byte for each parameter. (A bfloat16 sum with a bfloat16 compensation,
-as in Kahan's summation, would save none.) Every addition is made in float32 and its result rounded
-once, to nearest: it is off by 2⁻¹⁶ of the new sum, and where the rest is half a last place by 2⁻¹⁵.
+The bfloat16 is the sum without what it has no room for, the byte compensates that: it holds the
+next eight bits. Beside float32 this saves a byte for each parameter. (A bfloat16 sum with a
+bfloat16 compensation, as in Kahan's summation, would save none.) Every addition is made in float32
+and its result rounded once, to nearest with ties to even: it is off by 2⁻¹⁶ of the new sum at most.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -20,10 +21,10 @@ class Packed(NamedTuple):
     """A float32 tensor rounded to 24 bits; both parts lie densely and in one order."""
 
     sum: Tensor
-    """The numbers rounded to bfloat16."""
+    """Sign, exponent and the first seven bits of the fraction: bfloat16, rounded towards 0."""
 
     rest: Tensor
-    """What that leaves out, as int8."""
+    """The next eight bits of the fraction: uint8."""
 
     def add_(self, grad: Tensor, room: Room) -> None:
         """Add a gradient of the same shape and strides in place, working in `room`."""
@@ -58,7 +59,7 @@ class Room:
 def pack(values: Tensor) -> Packed:
     """Round float32 `values` to 24 bits."""
     packed = Packed(
-        torch.empty_like(values, dtype=torch.bfloat16), torch.empty_like(values, dtype=torch.int8)
+        torch.empty_like(values, dtype=torch.bfloat16), torch.empty_like(values, dtype=torch.uint8)
     )
     if values.stride() != packed.sum.stride():
         values = torch.empty_like(packed.sum, dtype=torch.float32).copy_(values)
@@ -88,19 +89,16 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-# The bits of floats, read as integers, count in units of their last place; so the distance of a
-# float32 from a bfloat16 beside it is a difference of integers, across powers of two as well.
-
-
 def _join(total: Tensor, rest: Tensor, bits: Tensor, values: Tensor, other: Tensor) -> None:
     values.copy_(total)
     bits.add_(other.copy_(rest), alpha=1 << 8)
 
 
 def _split(bits: Tensor, values: Tensor, other: Tensor, total: Tensor, rest: Tensor) -> None:
-    total.copy_(values)
-    bits.sub_(other.copy_(total.view(torch.int16)), alpha=1 << 16)
-    units = other.view(torch.float32).copy_(bits).mul_(2**-8)
-    # 128 is a tie, which would unpack to what another bfloat16 is as near to; more comes only of a
-    # NaN, which the first part tells by itself.
-    rest.copy_(units.round_().clamp_(-127, 127))
+    # The bits of floats, read as integers, count in units of the last place; rounding them would
+    # carry some NaN over into a zero, while an infinity stays one.
+    torch.nan_to_num(values, nan=math.inf, posinf=math.inf, neginf=-math.inf, out=values)
+    torch.bitwise_right_shift(bits, 8, out=other)
+    bits.add_(other.bitwise_and_(1).add_(0x7F))
+    total.view(torch.int16).copy_(torch.bitwise_right_shift(bits, 16, out=other))
+    rest.copy_(torch.bitwise_right_shift(bits, 8, out=other))
