@@ -1,4 +1,4 @@
-"""Wide sums under every optimizer of torch: the gradient of float64, rounded once, and stepped with.
+"""Wide sums under every optimizer of torch: it steps with float64's gradient, rounded once.
 
 Small integers and counts that are powers of two leave nothing to round before that: float64 knows
 the whole batch's gradient, and its clip, exactly enough; one rounding makes of it what plain torch

@@ -337,11 +337,9 @@ def bits_of(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int64).to(torch.int32).view(torch.float32)
 
 
-def test_packed_numbers_are_off_by_their_last_place_at_most(
-    shapes: tuple[tuple[int, ...], ...] = ((), (1,), (0,), (7, 3), (300_001,), (2, 3, 4, 5)),
-) -> None:
+def test_packed_numbers_are_off_by_half_of_their_last_place_at_most() -> None:
     generator = torch.Generator().manual_seed(0)
-    for shape in shapes:
+    for shape in ((), (1,), (0,), (7, 3), (300_001,), (2, 3, 4, 5)):
         values = torch.randn(shape, generator=generator).mul(12).exp()
         values = values * torch.randn(shape, generator=generator).sign()
         if len(shape) == 4:

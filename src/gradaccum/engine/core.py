@@ -102,10 +102,11 @@ class Core:
             merged = self._backward(window, parts, factors, retain_graph)
         if first:
             self.gradients.refuse_stepped()
-        window.add(parts, padding)
         if factors is not None:
+            window.add(parts, padding)
             return self._make_update(window, 1 if merged else _only(factors))
         self.gradients.seal(window.terms.values())
+        window.add(parts, padding)  # after what may still fail
         window.broken = False
         return None
 
