@@ -21,12 +21,21 @@ import gradaccum as ga
 
 EPOCHS, EVERY = 2, 3
 BATCHES = 5  # windows of three and of two; six in the case where windows end with the loader
+WIDE: dict[str, Any] = {
+    "wide": torch.float32,
+    "wide terms": torch.float32,
+    "wide scaler": torch.float32,
+    "compensated": "compensated",
+    "compensated terms": "compensated",
+}
 MODE, FOLDER, CASES = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 
 
 def build(case: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    if case in WIDE:
+        model.bfloat16()
     kind = torch.optim.SGD if case == "sgd" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
@@ -36,10 +45,11 @@ def build(case: str) -> dict[str, Any]:
         model,
         optimizer,
         every=EVERY,
-        clip_norm=None if case == "terms" else 0.5,
+        clip_norm=None if "terms" in case else 0.5,
         scheduler=scheduler,
-        scaler=scaler if case == "scaler" else None,
+        scaler=scaler if case.endswith("scaler") else None,
         on_stale="zero" if case == "zero" else "raise",
+        accumulate_dtype=WIDE.get(case),
     )
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "accumulator": acc}
 
@@ -47,7 +57,8 @@ def build(case: str) -> dict[str, Any]:
 def batches(case: str, epoch: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(epoch)
     number = BATCHES + (case == "whole windows")
-    return [torch.randn(i % 3 + 1, 4, generator=generator) for i in range(number)]
+    dtype = torch.bfloat16 if case in WIDE else torch.float32
+    return [torch.randn(i % 3 + 1, 4, generator=generator).to(dtype) for i in range(number)]
 
 
 def loop(case: str, acc: ga.Accumulator, epoch: int, start: int) -> Iterator[ga.Microbatch[Any]]:
@@ -72,7 +83,7 @@ def train(case: str, parts: dict[str, Any], epoch: int, start: int, save: bool) 
         consumed = start if now == epoch else 0
         for micro in loop(case, acc, now, consumed):
             loss = (model(micro.batch) - 1).square().sum()
-            if case == "terms":
+            if "terms" in case:
                 tiny = model[0].weight.abs().sum()
                 micro.backward({"fit": (loss, len(micro.batch)), "size": (tiny, 1)})
             else:

@@ -20,18 +20,32 @@ from terms import Terms, term_weights
 ACTIONS = ["add", "add", "add", "skip", "flush", "discard", "break", "refused", "failed"]
 
 
+def probed(wide: bool) -> tuple[Probe, float, dict[str, Any]]:
+    """A probe, its last place, and what sums its gradients in float64."""
+    if wide:
+        eps = torch.finfo(torch.float32).eps
+        return Probe(torch.float32), eps, {"accumulate_dtype": torch.float64}
+    return Probe(), EPS, {}
+
+
 @given(
     script=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(1, 3)), max_size=14),
     every=st.integers(1, 4),
     on_stale=st.sampled_from(["raise", "zero"]),
     clip_norm=st.sampled_from([None, 1e6]),
+    wide=st.booleans(),
 )
 def test_any_order_of_calls_gives_each_sample_the_weight_of_its_window(
-    script: list[tuple[str, int]], every: int, on_stale: Any, clip_norm: float | None
+    script: list[tuple[str, int]],
+    every: int,
+    on_stale: Any,
+    clip_norm: float | None,
+    wide: bool,
 ) -> None:
     """Each micro-batch has an action and a size; a plain list knows what its window holds."""
-    probe = Probe()
-    acc = ga.Accumulator(probe, probe.sgd, every=every, on_stale=on_stale, clip_norm=clip_norm)
+    probe, eps, options = probed(wide)
+    options |= {"on_stale": on_stale, "clip_norm": clip_norm}
+    acc = ga.Accumulator(probe, probe.sgd, every=every, **options)
     batches = [
         (action, rows(*[(i + j) % SAMPLES for j in range(size)]))
         for i, (action, size) in enumerate(script)
@@ -85,7 +99,7 @@ def test_any_order_of_calls_gives_each_sample_the_weight_of_its_window(
     acc.discard()
     assert probe.layer.weight.grad is None
     # each update rounds three times, and once more where it is added to the weight
-    assert probe.weights() == pytest.approx(expected.tolist(), rel=4 * len(script) * EPS, abs=0)
+    assert probe.weights() == pytest.approx(expected.tolist(), rel=4 * len(script) * eps, abs=0)
 
 
 TERMS = st.dictionaries(
@@ -103,12 +117,18 @@ TERMS = st.dictionaries(
     known=st.booleans(),
     mean=st.booleans(),
     on_stale=st.sampled_from(["raise", "zero"]),
+    wide=st.booleans(),
 )
 def test_any_mixture_of_terms_is_divided_by_its_own_totals(
-    script: list[tuple[str, Terms]], every: int, known: bool, mean: bool, on_stale: Any
+    script: list[tuple[str, Terms]],
+    every: int,
+    known: bool,
+    mean: bool,
+    on_stale: Any,
+    wide: bool,
 ) -> None:
-    probe = Probe()
-    acc = ga.Accumulator(probe, probe.sgd, every=every, on_stale=on_stale)
+    probe, eps, options = probed(wide)
+    acc = ga.Accumulator(probe, probe.sgd, every=every, on_stale=on_stale, **options)
     # where nothing is counted there is nothing, as with labels that are all ignored
     script = [
         (
@@ -156,5 +176,5 @@ def test_any_mixture_of_terms_is_divided_by_its_own_totals(
                 close(acc.flush)
     assert acc.pending == 0
     # a weight is a sum of at most 3 terms' in each update, rounded a few times each
-    bound = 8 * (len(script) + 1) * EPS
+    bound = 8 * (len(script) + 1) * eps
     assert probe.weights() == pytest.approx(expected, rel=bound, abs=0)

@@ -60,21 +60,23 @@ def test_an_interrupt_while_hooks_are_installed_leaves_none(
     assert_next_window_is_right(model, acc)
 
 
-@pytest.mark.parametrize("place", ["seal", "release"])
+def interrupt_in(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Gradients, *arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Gradients, place, interrupt)
+
+
 @pytest.mark.parametrize("on_stale", ["raise", "zero"])
-def test_an_interrupt_behind_the_backward_breaks_the_window(
-    monkeypatch: pytest.MonkeyPatch, place: str, on_stale: Any
+def test_an_interrupt_behind_the_last_backward_breaks_the_window(
+    monkeypatch: pytest.MonkeyPatch, on_stale: Any
 ) -> None:
     model, acc = build(on_stale=on_stale)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()  # loops that other tests left open say so when they are collected
-
-    def interrupt(self: Gradients, *arguments: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(Gradients, place, interrupt)
+        interrupt_in("release", patch)
         with pytest.warns(ga.OpenWindowWarning) as caught, pytest.raises(KeyboardInterrupt):
             window(model, acc)
     assert "flush" not in str(caught[0].message)
@@ -82,6 +84,22 @@ def test_an_interrupt_behind_the_backward_breaks_the_window(
         with pytest.raises(LoopError, match="cut short by an error"):
             attempt()
     assert_next_window_is_right(model, acc)
+
+
+@pytest.mark.parametrize("on_stale", ["raise", "zero"])
+def test_an_interrupt_behind_the_first_backward_leaves_an_empty_window(
+    monkeypatch: pytest.MonkeyPatch, on_stale: Any
+) -> None:
+    model, acc = build(on_stale=on_stale)
+    with monkeypatch.context() as patch:
+        interrupt_in("seal", patch)
+        with pytest.raises(KeyboardInterrupt):
+            window(model, acc)
+    assert acc.pending == 0
+    assert all(p.grad is None for p in model.parameters())
+    window(model, acc)
+    for one, other in zip(model.parameters(), after_one_window(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_scaled_update_that_fails_can_be_dropped_and_the_next_one_made() -> None:

@@ -19,7 +19,7 @@ from gradaccum.errors import StateError
 
 SCRIPT = Path(__file__).with_name("resume_script.py")
 CASES = ["sgd", "adamw", "scaler", "terms", "zero", "counts", "regrouped", "loader"]
-CASES += ["whole windows"]
+CASES += ["whole windows", "wide", "wide terms", "wide scaler", "compensated", "compensated terms"]
 
 
 def run(mode: str, folder: Path, cases: list[str]) -> None:

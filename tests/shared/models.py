@@ -127,7 +127,7 @@ class Complex(nn.Module):
             self.bias.copy_(torch.complex(integers(2, seed=3), integers(2, seed=4)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.to(torch.complex128) @ self.weight + self.bias
+        return x.to(self.weight.dtype) @ self.weight + self.bias
 
 
 class Checkpointed(nn.Module):

@@ -24,14 +24,14 @@ SAMPLES = 8
 class Probe(nn.Module):
     """A weight for each sample, none of them moved yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        self.layer = nn.Linear(SAMPLES, 1, bias=False, dtype=torch.float64)
+        self.layer = nn.Linear(SAMPLES, 1, bias=False, dtype=dtype)
         nn.init.zeros_(self.layer.weight)
         self.sgd = SGD(self.parameters(), lr=1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
+        return self.layer(x.to(self.layer.weight.dtype))
 
     def weights(self) -> list[float]:
         return (0.0 - self.layer.weight[0]).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -21,6 +22,7 @@ from gradaccum.engine.refuse import (
     read_limit,
     read_optimizers,
     read_schedulers,
+    read_width,
     refuse_ranks,
 )
 from gradaccum.engine.stream import counted, read_counts, regrouped
@@ -67,6 +69,11 @@ class Accumulator:
         on_nonfinite: `"raise"` on a NaN or infinite loss or gradient, at the price of one wait
             for the device per micro-batch; `None` does not look. Under a scaler an infinite
             gradient is part of its search for a scale, and skips the update as usual.
+        accumulate_dtype: what gradients of narrower parameters are summed in: `torch.float32` for
+            bfloat16 and float16, `torch.float64` for float32 too, `"compensated"` for sums of 24
+            bits (3 bytes for each parameter instead of 4); `None` sums in the parameters' own
+            dtype. The optimizer gets the sum rounded once to the parameter's dtype, after clipping
+            and unscaling, so any optimizer will do.
 
     Raises:
         InputError: for what accumulation cannot serve, such as LBFGS, an optimizer that steps
@@ -100,6 +107,7 @@ class Accumulator:
         on_update: Callable[[Update], object] | None = None,
         on_stale: Literal["raise", "zero"] = "raise",
         on_nonfinite: Literal["raise"] | None = None,
+        accumulate_dtype: torch.dtype | Literal["compensated"] | None = None,
     ) -> None:
         refuse_ranks(model)
         optimizers = read_optimizers(optimizer, model)
@@ -142,7 +150,7 @@ class Accumulator:
         self._every = every
         self._core = Core(
             optimizers,
-            Gradients(model, optimizers, on_stale),
+            Gradients(model, optimizers, on_stale, read_width(accumulate_dtype, model)),
             Scaling(scaler, optimizers),
             settings,
         )
@@ -299,7 +307,7 @@ class Accumulator:
 
     def discard(self) -> None:
         """Drop the open window: its gradients, its sums and its counts."""
-        if self._core.window is not None:
+        if self._core.begun or self._loop.failed:
             self._loop.void()
             self._core.discard()
 

@@ -12,6 +12,7 @@ Where the window's last factor goes, so that it costs no pass over the gradients
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -111,10 +112,15 @@ class Core:
             raise
         if first:
             self.gradients.refuse_stepped()
-        window.add(parts, padding)
         if factors is not None:
+            window.add(parts, padding)
             return self._make_update(window, 1 if merged else _only(factors))
-        self.gradients.seal(window.terms.values())
+        try:
+            self.gradients.seal(window.terms.values())
+        except BaseException:
+            self._undo(window, new)
+            raise
+        window.add(parts, padding)
         window.broken = False
         return None
 
@@ -123,7 +129,8 @@ class Core:
         first = window.microbatches == 0
         if first:
             self.apart = {}
-        if self.gradients.undo(first) and (first or window.joint):
+        whole = first or window.joint or self.gradients.lands
+        if self.gradients.undo(first) and whole:
             for name in new:
                 del window.terms[name]
             window.broken = False
@@ -140,7 +147,7 @@ class Core:
         if len(factors) == 1:
             return self._make_update(window, _only(factors))
         window.broken = True
-        with self.gradients.merging(self._take_sums(factors)):
+        with self._merging(factors):
             pass
         return self._make_update(window, 1)
 
@@ -194,7 +201,7 @@ class Core:
             return False
         if factors is not None and self._must_merge(window, factors):
             totals = window.totals(parts)
-            with self.gradients.merging(self._take_sums(factors)):
+            with self._merging(factors):
                 self._run(parts, [self._seed_over(p, totals[p.name]) for p in parts], retain_graph)
             return True
         self._run(parts, [self._seed(p, window.terms[p.name]) for p in parts], retain_graph)
@@ -226,6 +233,12 @@ class Core:
             self._run([part], [seed], retain_graph)
             return
         others = self.gradients.take()
+        if self.gradients.lands:
+            self._run([part], [seed], retain_graph)
+            self.gradients.separate([seed])
+            self.gradients.land(part.name)
+            self.gradients.set(others)
+            return
         if part.name in self.apart:
             self.gradients.set(self.apart[part.name])
         self._run([part], [seed], retain_graph)
@@ -236,9 +249,15 @@ class Core:
     def _must_merge(self, window: Window, factors: dict[str, Count]) -> bool:
         if window.microbatches == 0:
             return False
-        if all(is_one(factor) for factor in factors.values()) and not self.apart:
+        apart = self.apart or self.gradients.held_apart()
+        if all(is_one(factor) for factor in factors.values()) and not apart:
             return False
         return len(factors) > 1 or not self._updater.takes_factor
+
+    def _merging(self, factors: dict[str, Count]) -> AbstractContextManager[None]:
+        if self.gradients.lands:
+            return self.gradients.combining(factors)
+        return self.gradients.merging(self._take_sums(factors))
 
     def _take_sums(self, factors: dict[str, Count]) -> list[Share]:
         first, *others = factors

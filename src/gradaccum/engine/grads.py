@@ -1,8 +1,10 @@
 """The only file that touches `.grad`.
 
 A window's gradients stand in the parameters' `.grad`, where autograd adds to them without a copy
-and where users expect to see them. They are taken out only where two sums must not mix: several
-loss terms with unknown denominators, and another loss's gradients (`on_stale="zero"`).
+and where users expect to see them. They are taken out only where two sums must not mix (several
+loss terms with unknown denominators, and another loss's gradients, `on_stale="zero"`), and where
+the sums are wider than the parameters (`accumulate_dtype`): then only a micro-batch's own gradients
+land in `.grad`, and are committed to the sums of `wide.py` once all of them are there.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from torch.utils.hooks import RemovableHandle
 
 from gradaccum.engine.guard import Guard
 from gradaccum.engine.loss import Count, is_one
+from gradaccum.engine.wide import Sums, Wide, Width, narrowed, plain
 from gradaccum.engine.window import Term
 from gradaccum.errors import InterferenceError, NonFiniteError, StaleGradientError
 
-__all__ = ["GradientSum", "Gradients", "Share", "apart", "fill"]
+__all__ = ["GradientSum", "Gradients", "Share", "StandIn", "apart", "fill"]
 
 GradientSum: TypeAlias = list[Tensor | None]
 """One gradient for each parameter, in the optimizers' order; `None` where none arrived."""
@@ -42,9 +45,16 @@ class Gradients:
         model: gives parameters their names, and says which may change in a forward.
         optimizers: owners of the parameters; read anew at each window, since groups may be added.
         on_stale: `"raise"` or `"zero"`, for a gradient that is there when a window opens.
+        width: of the sums of narrower parameters; `None` sums in `.grad`.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], on_stale: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        on_stale: str,
+        width: Width | None = None,
+    ) -> None:
         self._model = model
         self._optimizers = optimizers
         self._apart = on_stale == "zero"
@@ -56,6 +66,11 @@ class Gradients:
         ]
         self._parameters: list[nn.Parameter] = []
         self._guard = Guard(model, optimizers, self._name)
+        self._width = width
+        self._wide: Wide | None = None
+        self._terms: dict[str, Sums] = {}
+        self._landed: dict[str, GradientSum] = {}
+        self._standing = False
         self._held: GradientSum = []
         self._marks: list[int] = []
         self._waiting: dict[int, list[tuple[Tensor | None, Count]]] = {}
@@ -72,6 +87,11 @@ class Gradients:
             for parameter in group["params"]
         ]
 
+    @property
+    def accumulate_dtype(self) -> str | None:
+        """The name of what narrower gradients are summed in; `None` for their own dtype."""
+        return None if self._width is None else self._width.name
+
     def open(self, updates: int) -> None:
         """Take note of the parameters as a window opens; refuse or clear what is stale."""
         self._parameters = self.parameters
@@ -81,6 +101,7 @@ class Gradients:
             self._refuse_stale(updates)
         self._guard.open(self._parameters)
         self._absent = -1
+        self._open_sums()
 
     def resume(self, last: bool) -> None:
         """Before a micro-batch: make sure that all is as the last one left it."""
@@ -101,6 +122,9 @@ class Gradients:
         Args:
             terms: their seeds entered the backward, and are kept for the next one.
         """
+        if self._wide is not None:
+            self.commit([term.seed for term in terms])
+            return
         for parameter in self._appending:
             grad = parameter.grad
             if grad is not None and grad.is_sparse and grad._nnz() > 2 * grad.shape[0]:
@@ -127,6 +151,10 @@ class Gradients:
         Args:
             first: whether the window had no micro-batch before.
         """
+        if self._wide is not None:  # no sum has been touched, unless it came while they were
+            self._landed = {}
+            self._clear()
+            return not self._wide.changing
         if first:
             self._waiting = {}
             self._clear()
@@ -145,11 +173,64 @@ class Gradients:
         """After a window's first backward: no optimizer may have stepped inside it."""
         self._guard.refuse_stepped()
 
-    def release(self) -> None:
-        """The window's micro-batches are in: what changes from here on is its own update."""
+    def release(self, *, widen: bool = False) -> None:
+        """The window's micro-batches are in: what changes from here on is its own update.
+
+        Args:
+            widen: let wide sums stand also where every parameter had one gradient at most.
+        """
         self._guard.close()
+        if self._wide is not None:
+            self.commit()
+            self._standing = self._wide.stand(widen=widen)
+            if self._standing:
+                return
+            self.set([None if total is None else plain(total) for total in self._wide.sums])
+            self._wide.sums = []
         if self._absent:
             self.separate()
+
+    def settle(self) -> None:
+        """Where wide sums stand, put them into `.grad`, each rounded once; one at a time."""
+        if not self._standing:
+            return
+        assert self._wide is not None
+        sums, self._standing = self._wide.sums, False
+        for i, parameter in enumerate(self._parameters):
+            total, sums[i] = sums[i], None
+            if total is not None:
+                parameter.grad = narrowed(plain(total), parameter.dtype)
+
+    @property
+    def lands(self) -> bool:
+        """Whether a micro-batch's gradients land apart from the sums, so that it can be undone."""
+        return self._wide is not None
+
+    def land(self, name: str) -> None:
+        """Set aside what has landed, to be committed to the sums of a term of its own."""
+        self._landed[name] = self.take()
+
+    def commit(self, seeds: Iterable[Tensor | None] = ()) -> None:
+        """Add the micro-batch that has landed to the sums.
+
+        An error, such as a want of memory, comes before any sum has changed: it can be undone.
+
+        Args:
+            seeds: they entered the backward, and are kept for the next one.
+        """
+        wide = self._wide
+        assert wide is not None
+        arrived = list(map(_grad, self._parameters))
+        new = (a is not None and b is None for a, b in zip(arrived, wide.sums, strict=True))
+        if any(new):  # only a gradient that is kept as it is may share its memory
+            self.separate(seeds)
+            arrived = list(map(_grad, self._parameters))
+        for name in self._landed.keys() - self._terms.keys():
+            self._terms[name] = [None] * len(arrived)
+        others = [(self._terms[name], grads) for name, grads in self._landed.items()]
+        wide.add([(wide.sums, arrived), *others])
+        self._landed = {}
+        self._clear()
 
     def separate(self, seeds: Iterable[Tensor | None] = ()) -> None:
         """Give every gradient memory of its own.
@@ -179,16 +260,34 @@ class Gradients:
         for parameter, grad in zip(self._parameters, grads, strict=True):
             parameter.grad = grad
 
-    def adopt(self, grads: GradientSum) -> None:
-        """Take gradients from elsewhere as those of the window's micro-batches so far."""
+    def adopt(self, grads: GradientSum, apart: dict[str, GradientSum]) -> dict[str, GradientSum]:
+        """Take gradients from elsewhere as those of the window's micro-batches so far.
+
+        Args:
+            grads: of all terms, or of the first.
+            apart: of the other terms.
+
+        Returns:
+            Those of `apart` that are not kept here.
+        """
         self._parameters = self.parameters
         self._guard.open(self._parameters)
+        self._open_sums()
+        if self._wide is not None:
+            self._wide.sums = self._wide.adopt(grads)
+            self._terms = {name: self._wide.adopt(sums) for name, sums in apart.items()}
+            return {}
         self.set(grads)
         self.seal()
+        return apart
 
     def held(self) -> GradientSum:
         """The window's gradients between micro-batches, wherever they are kept."""
-        return list(self._held)
+        return list(self._held) if self._wide is None else _plain(self._wide.sums)
+
+    def held_apart(self) -> dict[str, GradientSum]:
+        """The gradients of further terms, as far as they are kept here."""
+        return {name: _plain(sums) for name, sums in self._terms.items()}
 
     def zero(self) -> None:
         """Drop the gradients: every `.grad` of an owned parameter becomes `None`."""
@@ -197,6 +296,7 @@ class Gradients:
         self._remove_hooks()
         self._clear()
         self._held = []
+        self._wide, self._terms, self._landed, self._standing = None, {}, {}, False
 
     @contextmanager
     def merging(self, shares: list[Share]) -> Generator[None]:
@@ -223,9 +323,39 @@ class Gradients:
         for parameter in self._parameters:
             self._merge(parameter)
 
+    @contextmanager
+    def combining(self, factors: dict[str, Count]) -> Generator[None]:
+        """`merging` where gradients land apart: what lands within it is added to `Σ factor · sum`.
+
+        Args:
+            factors: of each term; the first one's sums are the window's own.
+        """
+        assert self._wide is not None
+        yield
+        first, *others = factors
+        shares = [(self._wide.sums, factors[first])]
+        shares += [(self._terms[name], factors[name]) for name in others if name in self._terms]
+        self._wide.combine(shares)
+        self._terms = {}
+
+    def stand_in(self, optimizer: Optimizer) -> StandIn | None:
+        """What a scaler may take for an optimizer while wide sums stand outside of `.grad`."""
+        if not self._standing:
+            return None
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        pairs = zip(self._parameters, self._current(), strict=True)
+        return StandIn([total for p, total in pairs if id(p) in mine and total is not None])
+
+    def rounded(self, optimizer: Optimizer) -> list[Tensor]:
+        """An optimizer's gradients in `.grad` that were rounded from wide sums."""
+        if self._wide is None or self._width is None:
+            return []
+        grads = [p.grad for g in optimizer.param_groups for p in g["params"] if self._width.of(p)]
+        return [_values(grad) for grad in grads if grad is not None]
+
     def scale_(self, factor: Count) -> None:
         """Multiply every gradient in place: one pass."""
-        for grads in _by_device(p.grad for p in self._parameters):
+        for grads in _by_device(self._current()):
             _multiply_(grads, factor)
 
     def clip_norm_(self, max_norm: float, factor: Count) -> Tensor:
@@ -235,7 +365,7 @@ class Gradients:
             The total norm of the scaled gradient before clipping; shape `()`.
         """
         self._coalesce()
-        dense = [_values(p.grad) for p in self._parameters if p.grad is not None]
+        dense = [_values(grad) for grad in self._current() if grad is not None]
         norm = torch.nn.utils.get_total_norm(dense)
         norm = norm if is_one(factor) else norm * factor
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -245,7 +375,7 @@ class Gradients:
     def clip_value_(self, limit: float) -> None:
         """Clamp every element to `[-limit, limit]`."""
         self._coalesce()
-        for grads in _by_device(p.grad for p in self._parameters):
+        for grads in _by_device(self._current()):
             for grad in grads:
                 _values(grad).clamp_(-limit, limit)
 
@@ -277,8 +407,24 @@ class Gradients:
             hook.remove()
         self._hooks.clear()
 
+    def _open_sums(self) -> None:
+        self._terms, self._landed, self._standing = {}, {}, False
+        self._wide = self._width.over(self._parameters) if self._width is not None else None
+        if self._wide is not None:  # what stands in `.grad` between micro-batches
+            self._held = [None] * len(self._parameters)
+            self._marks = _versions(self._held)
+
+    def _current(self) -> GradientSum:
+        """What the update is made of: the wide sums until they are settled, then `.grad`."""
+        if self._standing and self._wide is not None:
+            return _plain(self._wide.sums)
+        return list(map(_grad, self._parameters))
+
     def _coalesce(self) -> None:
         # A sparse gradient lists a row once for each use; its size is that of their sum.
+        if self._standing and self._wide is not None:
+            self._wide.coalesce()
+            return
         for parameter in self._parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()
@@ -392,6 +538,28 @@ def fill(parameters: Iterable[nn.Parameter]) -> int:
             grad.zero_()
         size += grad.numel() * grad.element_size()
     return size
+
+
+class StandIn:
+    """Sums as the gradients of parameters of their own dtype, in one group.
+
+    Args:
+        sums: what the parameters have as their gradients.
+    """
+
+    def __init__(self, sums: list[Tensor]) -> None:
+        self.param_groups = [{"params": list(map(_bearer, sums))}]
+
+
+def _bearer(total: Tensor) -> Tensor:
+    """A tensor of one element's memory that has `total` as its gradient."""
+    bearer = torch.empty((), dtype=total.dtype, device=total.device).expand(total.shape)
+    bearer.grad = total
+    return bearer
+
+
+def _plain(sums: Sums) -> GradientSum:
+    return [None if total is None else plain(total) for total in sums]
 
 
 def _scaled_add(new: Tensor | None, grad: Tensor, factor: Count) -> Tensor:

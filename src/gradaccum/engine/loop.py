@@ -13,7 +13,13 @@ from gradaccum.engine.loss import Count, Loss, read_parts
 from gradaccum.engine.shortage import first_line, is_shortage, kind_of
 from gradaccum.engine.stream import Coming, Place, overwritten, versions_of, windows
 from gradaccum.engine.window import Window
-from gradaccum.errors import LoopError, OpenWindowWarning, ShortageError, StateError
+from gradaccum.errors import (
+    GradaccumError,
+    LoopError,
+    OpenWindowWarning,
+    ShortageError,
+    StateError,
+)
 from gradaccum.records import Update
 
 __all__ = ["Loop", "Microbatch"]
@@ -30,7 +36,17 @@ Gathering: TypeAlias = Callable[[Iterator[list[Any]]], Iterator[Coming]]
 class Microbatch(Generic[T]):
     """One micro-batch of a loop: its batch, and the way its loss enters the window."""
 
-    __slots__ = ("_loop", "_padding", "_state", "batch", "index", "last", "size", "update")
+    __slots__ = (
+        "_loop",
+        "_padding",
+        "_state",
+        "batch",
+        "failed",
+        "index",
+        "last",
+        "size",
+        "update",
+    )
 
     def __init__(
         self, loop: Loop, batch: T, index: int, size: int, last: bool, padding: int
@@ -38,6 +54,8 @@ class Microbatch(Generic[T]):
         self._loop = loop
         self._padding = padding
         self._state: Literal["open", "spent", "void"] = "open"
+        self.failed = False
+        """Whether its backward raised; another one, of a new loss, may be tried."""
         self.batch = batch
         """What the loader gave, or the samples that were grouped."""
         self.index = index
@@ -82,7 +100,8 @@ class Microbatch(Generic[T]):
             self.update = self._loop.core.add(
                 parts, last=self.last, padding=self._padding, retain_graph=retain_graph
             )
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
+            self.failed = not isinstance(error, GradaccumError)
             if not is_shortage(error):
                 raise
             raise self._shortage(error) from error
@@ -208,6 +227,11 @@ class Loop:
         """The window of the micro-batch in hand is gone."""
         if self.current is not None:
             self.current.void()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the micro-batch in hand had a backward that raised."""
+        return self.current is not None and self.current.failed
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on where a saved loop stood."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,12 +53,47 @@ class Scaling:
                 do="remove `scaler.update()` and `scaler.step()` from the loop; or acc.discard()",
             )
 
-    def unscale(self) -> None:
-        """Divide the gradients by the scale, and look for infinities."""
+    def unscale(self, stand_in: Callable[[Optimizer], Any]) -> None:
+        """Divide the gradients by the scale, and look for infinities.
+
+        Args:
+            stand_in: what has an optimizer's gradients while they are not in its parameters, else
+                `None`.
+        """
+        if self.scaler is None:
+            return
+        states = self.scaler._per_optimizer_states
+        for optimizer in self._optimizers:
+            other = stand_in(optimizer)
+            if other is None:
+                self.scaler.unscale_(optimizer)
+                continue
+            states[id(other)] = states[id(optimizer)]
+            try:
+                self.scaler.unscale_(other)
+            finally:
+                del states[id(other)]
+        self._share_flags()
+
+    def look_again(self, rounded: Callable[[Optimizer], list[Tensor]]) -> None:
+        """Look for infinities that came of rounding to a type of a smaller range.
+
+        Args:
+            rounded: an optimizer's gradients that were unscaled before they were rounded.
+        """
         if self.scaler is None:
             return
         for optimizer in self._optimizers:
-            self.scaler.unscale_(optimizer)
+            flags: dict[Any, Tensor] = self.scaler._found_inf_per_device(optimizer)
+            groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+            for grad in rounded(optimizer):
+                groups.setdefault((grad.device, grad.dtype), []).append(grad)
+            for (device, _), grads in groups.items():
+                one = torch.ones((), device=device)
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, flags[device], one)
+        self._share_flags()
+
+    def _share_flags(self) -> None:
         if len(self._optimizers) > 1:
             # They serve one loss: an infinity in one's gradients makes all of them skip.
             flags = self._flags()

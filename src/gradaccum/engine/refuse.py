@@ -15,7 +15,10 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from gradaccum.engine.wide import Width
 from gradaccum.errors import InputError, shown
+
+WIDTHS: tuple[torch.dtype | str, ...] = (torch.float32, torch.float64, "compensated")
 
 __all__ = [
     "read_budget",
@@ -23,6 +26,7 @@ __all__ = [
     "read_limit",
     "read_optimizers",
     "read_schedulers",
+    "read_width",
     "refuse_ranks",
 ]
 
@@ -173,6 +177,32 @@ def read_limit(name: str, limit: float | None) -> float | None:
             do=f"{name}=1.0",
         )
     return float(limit)
+
+
+def read_width(dtype: object, model: nn.Module) -> Width | None:
+    """Check `accumulate_dtype`."""
+    if dtype is None:
+        return None
+    if not isinstance(dtype, torch.dtype | str) or dtype not in WIDTHS:
+        raise InputError(
+            "accumulate-dtype",
+            "Gradients cannot be accumulated in that.",
+            got=f"accumulate_dtype={shown(dtype)}",
+            expected='torch.float32, torch.float64, "compensated" (24 bits), or None for the '
+            "parameters' own dtype",
+            do="accumulate_dtype=torch.float32",
+        )
+    if dtype == torch.float64 and any(p.device.type == "mps" for p in model.parameters()):
+        raise InputError(
+            "accumulate-dtype",
+            "This device has no float64.",
+            got="accumulate_dtype=torch.float64 for parameters on mps",
+            expected="a type that the device computes in",
+            do="accumulate_dtype=torch.float32",
+        )
+    if isinstance(dtype, torch.dtype):
+        return Width(dtype, packed=False)
+    return Width(torch.float32, packed=True)
 
 
 def _refuse_closure(optimizer: Optimizer) -> None:

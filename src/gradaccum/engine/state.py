@@ -35,7 +35,9 @@ def save(core: Core, stage: str) -> dict[str, Any]:
         "usual": {name: list(usual) for name, usual in core.usual.items()},
         "window": None if window is None else window.as_dict(),
         "gradients": _copy(core.gradients.held()) if window and window.microbatches else None,
-        "apart": {name: _copy(grads) for name, grads in core.apart.items()},
+        "apart": {
+            name: _copy(grads) for name, grads in (core.apart | core.gradients.held_apart()).items()
+        },
         "scaler": None if scaler is None else scaler.state_dict(),
         "random": save_random(),
         "stage": stage,
@@ -54,8 +56,8 @@ def load(core: Core, state: dict[str, Any]) -> None:
     if state["window"] is not None:
         core.window = Window.from_dict(state["window"])
         if state["gradients"] is not None:
-            core.apart = {n: _move(core, grads) for n, grads in state["apart"].items()}
-            core.gradients.adopt(_move(core, state["gradients"]))
+            apart = {n: _move(core, grads) for n, grads in state["apart"].items()}
+            core.apart = core.gradients.adopt(_move(core, state["gradients"]), apart)
             core.scaling.mark()
     load_random(state["random"])
 
@@ -83,6 +85,7 @@ def _owner(core: Core) -> dict[str, Any]:
             [name, list(p.shape), str(p.dtype).removeprefix("torch.")] for name, p in parameters
         ],
         "scaler": core.scaling.scaler is not None,
+        "accumulate_dtype": core.gradients.accumulate_dtype,
     }
 
 
@@ -107,9 +110,9 @@ def _refuse_foreign(core: Core, state: dict[str, Any]) -> None:
             do="load the file as it was saved",
         )
     saved, own = state["owner"], _owner(core)
-    for kind in ("optimizers", "scaler"):
-        if saved[kind] != own[kind]:
-            raise _mismatch(kind, saved[kind], own[kind])
+    for kind in ("optimizers", "scaler", "accumulate_dtype"):
+        if saved.get(kind) != own[kind]:
+            raise _mismatch(kind, saved.get(kind), own[kind])
     for i, (theirs, ours) in enumerate(zip(saved["parameters"], own["parameters"], strict=False)):
         if list(theirs) != list(ours):
             raise _mismatch(f"parameter {i} (name, shape, dtype)", theirs, ours)

@@ -56,8 +56,9 @@ class Updater:
 
     @property
     def takes_factor(self) -> bool:
-        """Whether a last factor costs no pass here, in the clip or in the optimizer."""
-        return self.folds or self._settings.clip_norm is not None
+        """Whether a last factor costs no pass here: in the clip, the optimizer, or the rounding."""
+        clips = self._settings.clip_norm is not None
+        return self.folds or clips or self._gradients.lands
 
     def make(self, window: Window, factor: Count, index: int) -> Update:
         """Step with the window's gradients, and drop them.
@@ -67,10 +68,11 @@ class Updater:
             factor: what the gradients are still to be multiplied by.
             index: number of the update.
         """
-        self._gradients.release()
+        unscales = self._scaling.scaler is not None and not self.folds
+        self._gradients.release(widen=unscales)
         settings = self._settings
-        if not self.folds:
-            self._scaling.unscale()
+        if unscales:
+            self._scaling.unscale(self._gradients.stand_in)
         norm = None
         if settings.clip_norm is not None:
             norm = self._gradients.clip_norm_(settings.clip_norm, factor)
@@ -81,6 +83,9 @@ class Updater:
                 self._gradients.scale_(factor)
         if settings.clip_value is not None:
             self._gradients.clip_value_(settings.clip_value)
+        self._gradients.settle()
+        if unscales:
+            self._scaling.look_again(self._gradients.rounded)
         if settings.raise_nonfinite and self._scaling.scaler is None:
             self._gradients.refuse_nonfinite()
         lr = self._optimizers[0].param_groups[0].get("lr", math.nan)

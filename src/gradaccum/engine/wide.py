@@ -1,0 +1,265 @@
+"""Sums of gradients in more bits than the parameters have, kept outside of `.grad`.
+
+A micro-batch's gradients arrive in `.grad`, which is empty before, and are added to the sums once
+all of them are there. So a micro-batch that fails on the way is undone by dropping `.grad`: no
+sum has been touched, and none had to be copied.
+
+A parameter's first gradient of a window is kept as it is. Only the second makes a wide sum of it:
+a window of one micro-batch is what plain torch would make it, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from gradaccum.engine.loss import Count, is_one
+from gradaccum.engine.packed import Packed, Room, flat, pack, unpack
+
+__all__ = ["Sum", "Sums", "Wide", "Width", "narrowed", "plain"]
+
+Sum: TypeAlias = Tensor | Packed | None
+"""A parameter's running sum: narrow as long as it is one gradient, then wide; `None` at first."""
+
+Sums: TypeAlias = list[Sum]
+"""One for each parameter, in the optimizers' order."""
+
+CHUNK = 1 << 20
+"""Elements that are widened at a time, where adding a narrow gradient needs a wide copy of it."""
+
+
+class Width:
+    """How wide the sums are to be.
+
+    Args:
+        dtype: of the sums of real parameters that are narrower; a complex one gets its complex
+            counterpart.
+        packed: keep the leading 24 bits of float32 between micro-batches.
+    """
+
+    def __init__(self, dtype: torch.dtype, packed: bool) -> None:
+        self.dtype = dtype
+        self.packed = packed
+        self.name = "compensated" if packed else str(dtype).removeprefix("torch.")
+
+    def of(self, parameter: Tensor) -> torch.dtype | None:
+        """The dtype of a parameter's sum; `None` if the parameter is as wide."""
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            return None
+        dtype = self.dtype.to_complex() if parameter.is_complex() else self.dtype
+        return dtype if dtype.itemsize > parameter.dtype.itemsize else None
+
+    def packs(self, dtype: torch.dtype | None) -> bool:
+        """Whether dense sums of this dtype are packed."""
+        return self.packed and dtype == torch.float32
+
+    def over(self, parameters: Sequence[nn.Parameter]) -> Wide | None:
+        """The sums of these parameters; `None` if every parameter is as wide as its sum."""
+        dtypes = [self.of(parameter) for parameter in parameters]
+        return Wide(self, dtypes) if any(dtypes) else None
+
+
+class Wide:
+    """The sums of an open window.
+
+    Args:
+        width: how wide they are.
+        dtypes: of each parameter's sum, where it is wider than the parameter.
+    """
+
+    def __init__(self, width: Width, dtypes: list[torch.dtype | None]) -> None:
+        self._width = width
+        self._dtypes = dtypes
+        self.sums: Sums = [None] * len(dtypes)
+        self.changing = False
+        """Whether additions have begun that are not done: they cannot be undone."""
+
+    def add(self, arrived: Iterable[tuple[Sums, Sequence[Tensor | None]]]) -> None:
+        """Add gradients to sums.
+
+        What may fail for want of memory comes first and changes no value; the additions after it
+        allocate nothing that grows with the model.
+        """
+        moved: list[tuple[Sums, int, Tensor | Packed]] = []
+        dense: list[tuple[Tensor | Packed, Tensor]] = []
+        for sums, grads in arrived:
+            for i, grad in enumerate(grads):
+                if grad is None:
+                    continue
+                total = sums[i]
+                if total is None:
+                    moved.append((sums, i, grad))
+                    continue
+                total = sums[i] = self._widened(total, i, pack_it=True)
+                if grad.is_sparse or _is_sparse(total):
+                    moved.append((sums, i, self._appended(total, grad, i)))
+                else:
+                    dense.append((total, _laid_like(grad, total)))
+        rooms = _Rooms(dense)
+        self.changing = True
+        for sums, i, total in moved:
+            sums[i] = total
+        rooms.add()
+        self.changing = False
+
+    def combine(self, shares: Sequence[tuple[Sums, Count]]) -> None:
+        """Make the sums `Σ factor · sum` of `shares`, of which they are the first themselves."""
+        for sums, _ in shares:
+            for i, total in enumerate(sums):
+                if total is not None:
+                    sums[i] = self._widened(total, i, pack_it=False)
+        self.changing = True
+        (own, factor), *others = shares
+        scale_(own, factor)
+        for sums, factor in others:
+            scale_(sums, factor)
+            for i, total in enumerate(sums):
+                if total is not None:
+                    assert isinstance(total, Tensor)
+                    mine = own[i]
+                    own[i] = total if mine is None else _sum_of(mine, total)
+                    sums[i] = None
+        self.sums = own
+        self.changing = False
+
+    def stand(self, *, widen: bool) -> bool:
+        """Make plain tensors of all sums, as the update needs them; return whether some are wide.
+
+        Args:
+            widen: also where every parameter had one gradient, or none, in this window.
+        """
+        pairs = list(zip(self.sums, self._dtypes, strict=True))
+        if not widen and not any(_is_wide(total, dtype) for total, dtype in pairs):
+            return False
+        for i, total in enumerate(self.sums):
+            if total is not None:
+                self.sums[i] = self._widened(total, i, pack_it=False)
+        return True
+
+    def coalesce(self) -> None:
+        """List each row of a sparse sum once."""
+        self.sums = [
+            total.coalesce() if isinstance(total, Tensor) and total.is_sparse else total
+            for total in self.sums
+        ]
+
+    def adopt(self, sums: Sequence[Tensor | None]) -> Sums:
+        """Sums of a saved window as they are kept."""
+        return [
+            pack(total)
+            if total is not None
+            and total.dtype == dtype
+            and not total.is_sparse
+            and self._width.packs(dtype)
+            else total
+            for total, dtype in zip(sums, self._dtypes, strict=True)
+        ]
+
+    def _widened(self, total: Tensor | Packed, i: int, *, pack_it: bool) -> Tensor | Packed:
+        dtype = self._dtypes[i]
+        if isinstance(total, Packed):
+            return total if pack_it else unpack(total)
+        if dtype is None or total.dtype == dtype:
+            return total
+        if total.is_sparse:
+            return _sparse_to(total, dtype)
+        wide = total.to(dtype)
+        return pack(wide) if pack_it and self._width.packs(dtype) else wide
+
+    def _appended(self, total: Tensor | Packed, grad: Tensor, i: int) -> Tensor | Packed:
+        """A sum with a sparse part: the rows of both, or dense."""
+        total = plain(total)
+        dtype = self._dtypes[i] or total.dtype
+        grad = _sparse_to(grad, dtype) if grad.is_sparse else grad.to(dtype)
+        both = total + grad if grad.is_sparse else grad + total
+        if not both.is_sparse:
+            return pack(both) if self._width.packs(dtype) else both
+        # Sparse gradients add by appending rows: their memory would grow with the micro-batches.
+        return both.coalesce() if both._nnz() > 2 * both.shape[0] else both
+
+
+class _Rooms:
+    """Additions that are about to be made, and the memory that they need."""
+
+    def __init__(self, dense: list[tuple[Tensor | Packed, Tensor]]) -> None:
+        self._dense = dense
+        packed: dict[torch.device, int] = {}
+        wide: dict[torch.dtype, int] = {}
+        for total, grad in dense:
+            size = grad.numel()
+            if isinstance(total, Packed):
+                packed[grad.device] = max(size, packed.get(grad.device, 0))
+            elif grad.is_cpu and total.dtype != grad.dtype:
+                # Only the CPU's kernels make a wide copy of the whole gradient first.
+                wide[total.dtype] = max(min(size, CHUNK), wide.get(total.dtype, 0))
+        self._packed = {device: Room(size, device) for device, size in packed.items()}
+        self._wide = {dtype: torch.empty(size, dtype=dtype) for dtype, size in wide.items()}
+
+    def add(self) -> None:
+        for total, grad in self._dense:
+            if isinstance(total, Packed):
+                total.add_(grad, self._packed[grad.device])
+            elif not grad.is_cpu or total.dtype == grad.dtype:
+                total.add_(grad)
+            else:
+                room = self._wide[total.dtype]
+                parts = (flat(part).split(CHUNK) for part in (total, grad))
+                for part, more in zip(*parts, strict=True):
+                    part.add_(room[: len(more)].copy_(more))
+
+
+def scale_(sums: Sums, factor: Count) -> None:
+    """Multiply plain sums in place."""
+    if is_one(factor):
+        return
+    for total in sums:
+        if isinstance(total, Tensor):
+            total.mul_(factor.to(total.device) if isinstance(factor, Tensor) else factor)
+
+
+def plain(total: Tensor | Packed) -> Tensor:
+    """A sum as a tensor; a packed one as float32."""
+    return unpack(total) if isinstance(total, Packed) else total
+
+
+def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """A sum in a parameter's own dtype, rounded once; a sparse one with each row once."""
+    if total.dtype == dtype:
+        return total
+    return _sparse_to(total.coalesce(), dtype) if total.is_sparse else total.to(dtype)
+
+
+def _sum_of(one: Tensor | Packed, other: Tensor) -> Tensor:
+    assert isinstance(one, Tensor)
+    if one.is_sparse:
+        return other.add_(one) if not other.is_sparse else one + other
+    return one.add_(other)
+
+
+def _laid_like(grad: Tensor, total: Tensor | Packed) -> Tensor:
+    """The gradient with its elements in the order of the sum's memory."""
+    like = total.sum if isinstance(total, Packed) else total
+    if grad.stride() == like.stride():
+        return grad
+    return torch.empty_like(like, dtype=grad.dtype).copy_(grad)
+
+
+def _sparse_to(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.sparse_coo_tensor(
+        grad._indices(),
+        grad._values().to(dtype),
+        grad.shape,
+        is_coalesced=grad.is_coalesced(),
+        check_invariants=False,
+    )
+
+
+def _is_sparse(total: Tensor | Packed) -> bool:
+    return isinstance(total, Tensor) and total.is_sparse
+
+
+def _is_wide(total: Sum, dtype: torch.dtype | None) -> bool:
+    return isinstance(total, Packed) or (total is not None and total.dtype == dtype)
