@@ -66,9 +66,14 @@ class Accumulator:
         on_stale: what to do with a gradient that is there when a window opens: `"raise"`, or
             `"zero"` where another loss is meant to pass through these parameters. With `"zero"`
             the window's gradients are kept out of `.grad` between its micro-batches.
-        on_nonfinite: `"raise"` on a NaN or infinite loss or gradient, at the price of one wait
-            for the device per micro-batch; `None` does not look. Under a scaler an infinite
-            gradient is part of its search for a scale, and skips the update as usual.
+        on_nonfinite: what to do about a NaN or infinite loss or gradient. `"raise"` waits for the
+            device once per micro-batch, and names what it found. `"drop"` leaves the micro-batch
+            out as if it had never been, gradients, counts, buffers and random states, and reports
+            it in the `Update`; on a device nobody waits to know. `"skip"` gives up the window.
+            `None` does not look. Under a scaler an infinite gradient of a finite loss is part of
+            its search for a scale, and skips the update as usual.
+        isolate: with `on_nonfinite="drop"`, what `step` drops: the `"microbatch"`, or the
+            `"sample"`s in it that are bad, which it finds by halves (a wait per micro-batch).
         accumulate_dtype: what gradients of narrower parameters are summed in: `torch.float32` for
             bfloat16 and float16, `torch.float64` for float32 too, `"compensated"` for sums of 24
             bits (3 bytes for each parameter instead of 4); `None` sums in the parameters' own
@@ -106,7 +111,8 @@ class Accumulator:
         scaler: GradScaler | None = None,
         on_update: Callable[[Update], object] | None = None,
         on_stale: Literal["raise", "zero"] = "raise",
-        on_nonfinite: Literal["raise"] | None = None,
+        on_nonfinite: Literal["raise", "drop", "skip"] | None = None,
+        isolate: Literal["microbatch", "sample"] = "microbatch",
         accumulate_dtype: torch.dtype | Literal["compensated"] | None = None,
     ) -> None:
         refuse_ranks(model)
@@ -114,7 +120,8 @@ class Accumulator:
         if not callable(every):
             read_every(every, 0)
         _refuse_choice("on_stale", on_stale, ("raise", "zero"))
-        _refuse_choice("on_nonfinite", on_nonfinite, ("raise", None))
+        _refuse_choice("on_nonfinite", on_nonfinite, ("raise", "drop", "skip", None))
+        _refuse_choice("isolate", isolate, ("microbatch", "sample"))
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise InputError(
                 "choice",
@@ -136,7 +143,7 @@ class Accumulator:
             clip_value=read_limit("clip_value", clip_value),
             schedulers=read_schedulers(scheduler, optimizers),
             on_update=on_update,
-            raise_nonfinite=on_nonfinite == "raise",
+            on_nonfinite=on_nonfinite,
         )
         if settings.clip_norm is not None and settings.clip_value is not None:
             raise InputError(
@@ -150,12 +157,17 @@ class Accumulator:
         self._every = every
         self._core = Core(
             optimizers,
-            Gradients(model, optimizers, on_stale, read_width(accumulate_dtype, model)),
+            Gradients(
+                model,
+                optimizers,
+                on_stale,
+                read_width(accumulate_dtype, model, apart=on_nonfinite in ("raise", "drop")),
+            ),
             Scaling(scaler, optimizers),
             settings,
         )
-        self._loop = Loop(self._core, self._next_every)
-        self._batches = Batches(model, self._core)
+        self._batches = Batches(model, self._core, isolate == "sample")
+        self._loop = Loop(self._core, self._next_every, self._batches.snapshots)
 
     def __repr__(self) -> str:
         names = ", ".join(type(optimizer).__name__ for optimizer in self._core.optimizers)

@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gradaccum.engine.core import Core
+from gradaccum.engine.core import Core, Rejected
+from gradaccum.engine.finite import all_finite, loss_flag, source_of
 from gradaccum.engine.loss import Number, Part, read_parts, read_result
 from gradaccum.engine.probe import probe
 from gradaccum.engine.resident import state_tensors
 from gradaccum.engine.shortage import asked_bytes, first_line, is_shortage, let_go
 from gradaccum.engine.sizes import Needs, Sizes, bucket_of
 from gradaccum.engine.transaction import Snapshot, Snapshots
-from gradaccum.errors import InputError, ShortageError
+from gradaccum.engine.untouched import untouched
+from gradaccum.errors import InputError, NonFiniteError, ShortageError
 from gradaccum.planner.meter import Meter, meter_for
 from gradaccum.planner.size import show_bytes
 from gradaccum.planner.split import Samples, even, move
@@ -54,11 +56,13 @@ class Batches:
     Args:
         model: runs the batches.
         core: takes the micro-batches.
+        isolate: whether only the bad samples of a rejected micro-batch are dropped.
     """
 
-    def __init__(self, model: nn.Module, core: Core) -> None:
+    def __init__(self, model: nn.Module, core: Core, isolate: bool) -> None:
         self.model = model
         self.core = core
+        self.isolate = isolate
         self.sizes = Sizes()
         self.snapshots = Snapshots(model)
 
@@ -149,7 +153,19 @@ class _Run:
         while True:
             self._where = f"micro-batch {len(done) + 1} of {len(done) + len(todo)}"
             result = self._attempt(todo[0], last=len(todo) == 1)
-            if isinstance(result, _Shortage):
+            if isinstance(result, Rejected):
+                self._restore(here)
+                bad = self._bad_samples(todo[0]) if self._batches.isolate else ()
+                good = [index for index in todo[0].indices if index not in bad]
+                if bad and good:
+                    self._without(bad)
+                    todo[0] = self._group(good)
+                    continue
+                dropped = self._core.drop(len(todo) == 1, todo.popleft().indices)
+                if not todo:
+                    assert dropped is not None
+                    return dropped
+            elif isinstance(result, _Shortage):
                 failed = todo.popleft()
                 window = self._core.window
                 assert window is not None
@@ -178,10 +194,14 @@ class _Run:
         wanted = len(group.indices)
         return self._pieces(group, self._batches.sizes.allowed(self._bucket(group), wanted))
 
-    def _attempt(self, group: Group, last: bool) -> Update | _Shortage | None:
+    def _attempt(self, group: Group, last: bool) -> Update | _Shortage | Rejected | None:
         try:
             parts = self._parts(group)
             return self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
+        except Rejected:
+            return Rejected()
+        except NonFiniteError as error:
+            raise self._located(error, group) from None
         except Exception as error:
             if not is_shortage(error):
                 raise
@@ -242,6 +262,75 @@ class _Run:
         memory, width = found.memory, group.width or 1
         return lambda samples: memory.bytes(samples, width) - meter.used(batches.owned())
 
+    def _bad_samples(self, group: Group) -> list[int]:
+        """The samples of a group that are not finite, found by halves."""
+        bad: list[int] = []
+        good: list[int] = []
+        alone: list[int] = []
+        suspects = [list(group.indices)]
+        while suspects:
+            indices = suspects.pop()
+            if len(indices) == 1:
+                alone += indices
+            elif self._is_finite(indices):
+                good += indices
+            else:
+                half = len(indices) // 2
+                suspects += [indices[:half], indices[half:]]
+        for index in alone:
+            # Batch norm refuses a sample on its own: another one, good if any is known, goes along.
+            others = good[:1] or [i for i in range(len(self._samples)) if i not in alone][:4]
+            tried = [[index], *([index, other] for other in others)]
+            (good if any(map(self._is_finite, tried)) else bad).append(index)
+        return sorted(bad)
+
+    def _is_finite(self, indices: list[int]) -> bool:
+        with untouched(self._batches.model):
+            try:
+                parts = self._parts(self._group(sorted(indices)))
+            except Exception:
+                if len(indices) > 1:
+                    raise
+                return False
+            if bool(loss_flag(parts)):
+                return False
+            torch.autograd.backward([part.loss for part in parts])
+            return bool(all_finite(p.grad for p in self._batches.model.parameters()))
+
+    def _without(self, bad: Sequence[int]) -> None:
+        window = self._core.window
+        assert window is not None
+        window.dropped_samples += tuple(bad)
+
+    def _located(self, error: NonFiniteError, group: Group) -> NonFiniteError:
+        """The error with the samples and the module that it comes from."""
+        bad = self._bad_samples(group)
+        named = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
+        with untouched(self._batches.model):
+            source = source_of(
+                self._batches.model, lambda: self._parts(self._group(bad or group.indices))
+            )
+        where = f"sample {named} of the batch" if bad else "no sample on its own"
+        got = f"{error.got}; {where}" + (
+            f", first seen in the output of {source}" if source else ""
+        )
+        return NonFiniteError(
+            "non-finite",
+            error.problem,
+            got=got,
+            expected="finite losses and gradients; nothing of the batch was kept",
+            do='on_nonfinite="drop" leaves such micro-batches out, isolate="sample" only the '
+            "samples; or look for log(0), sqrt(0), 0/0 in what is named",
+        )
+
+    def _group(self, indices: Sequence[int]) -> Group:
+        lengths = self._samples.lengths
+        if lengths is None:
+            return Group(indices, None, 0)
+        width = max(lengths[index] for index in indices)
+        padding = len(indices) * width - sum(lengths[index] for index in indices)
+        return Group(indices, width, padding)
+
     def _pieces(self, group: Group, size: int) -> list[Group]:
         samples = len(group.indices)
         if size >= samples:
@@ -250,16 +339,8 @@ class _Run:
         order = list(group.indices)
         if lengths is not None and group.width is not None:
             order.sort(key=lambda index: -lengths[index])
-        pieces = []
-        for part in even(samples, -(-samples // size)):
-            indices = sorted(order[i] for i in part)
-            if lengths is None or group.width is None:
-                pieces.append(Group(indices, None, 0))
-                continue
-            width = max(lengths[i] for i in indices)
-            padding = len(indices) * width - sum(lengths[i] for i in indices)
-            pieces.append(Group(indices, width, padding))
-        return pieces
+        parts = even(samples, -(-samples // size))
+        return [self._group(sorted(order[i] for i in part)) for part in parts]
 
     def _bucket(self, group: Group) -> int:
         return bucket_of(group.width if group.width is not None else self._samples.elements)

@@ -12,14 +12,17 @@ Where the window's last factor goes, so that it costs no pass over the gradients
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradaccum.engine.finite import all_finite, loss_flag
 from gradaccum.engine.grads import Gradients, GradientSum, Share
-from gradaccum.engine.loss import Count, Number, Part, is_finite, is_one, is_zero
+from gradaccum.engine.loss import Count, Number, Part, is_one, is_zero
 from gradaccum.engine.precision import Scaling
 from gradaccum.engine.shortage import first_line, is_shortage, kind_of
 from gradaccum.engine.update import Settings, Updater
@@ -32,7 +35,11 @@ from gradaccum.errors import (
 )
 from gradaccum.records import Update
 
-__all__ = ["Core"]
+__all__ = ["Core", "Rejected"]
+
+
+class Rejected(Exception):
+    """A micro-batch that is not finite and is to be dropped: nothing of it is in the window."""
 
 
 class Core:
@@ -55,7 +62,8 @@ class Core:
         self.optimizers = optimizers
         self.gradients = gradients
         self.scaling = scaling
-        self._raise_nonfinite = settings.raise_nonfinite
+        self.drops = settings.on_nonfinite == "drop"
+        self._looks = settings.on_nonfinite in ("raise", "drop")
         self.updates = 0
         self.window: Window | None = None
         self.apart: dict[str, GradientSum] = {}
@@ -70,34 +78,52 @@ class Core:
     ) -> Window:
         """Start a window; its gradients are looked at with its first micro-batch."""
         self.window = Window(expected, bool(contents), contents, declared or {})
+        if self.drops:
+            # A total that was known ahead holds for the whole of the window only.
+            self.window.uniform, self.window.declared = True, {}
         return self.window
 
     def add(
         self, parts: list[Part], *, last: bool, padding: int, retain_graph: bool
     ) -> Update | None:
-        """Add a micro-batch to the open window; with the last one, make the update."""
+        """Add a micro-batch to the open window; with the last one, make the update.
+
+        Raises:
+            Rejected: if it is to be dropped; the window is as it was, and `drop` goes on.
+        """
         window = self.window
         if window is None or window.broken:
             window = self.sound_window()
-        if self._raise_nonfinite:
-            self._refuse_nonfinite_loss(parts)
+        if not self._looks:
+            return self._add(window, parts, last, padding, retain_graph, None)
+        bad = self._judge(loss_flag(parts), lambda: self._bad_loss(parts))
+        self._add(window, parts, False, padding, retain_graph, partial(self._look, parts, bad))
+        return self.finish(whole=not window.dropped) if last else None
+
+    def _add(
+        self,
+        window: Window,
+        parts: list[Part],
+        last: bool,
+        padding: int,
+        retain_graph: bool,
+        look: Callable[[], list[Part]] | None,
+    ) -> Update | None:
+        """Run a backward and count it.
+
+        Args:
+            window: the open one.
+            parts: the micro-batch.
+            last: whether it ends the window.
+            padding: its padded elements.
+            retain_graph: as in `torch.autograd.backward`.
+            look: looks at the gradients that have landed; returns what is to be counted.
+        """
         first = window.microbatches == 0
         new: list[str] = []
         if len(parts) > 1 or parts[0].name not in window.terms:
             new = window.open_terms(parts, last, self.usual)
-        try:
-            whole = not window.dropped
-            factors = self._last_factors(window, parts, whole=whole) if last else None
-            if first:
-                self.gradients.open(self.updates)
-            else:
-                self.gradients.resume(last)
-                if self.scaling.scaler is not None:
-                    self.scaling.refuse_rescaled()
-        except GradaccumError:
-            for name in new:
-                del window.terms[name]
-            raise
+        factors = self._ready(window, parts, last, new)
         window.broken = True
         part, term = parts[0], window.terms[parts[0].name]
         try:
@@ -116,6 +142,8 @@ class Core:
             window.add(parts, padding)
             return self._make_update(window, 1 if merged else _only(factors))
         try:
+            if look is not None:
+                parts = look()
             self.gradients.seal(window.terms.values())
         except BaseException:
             self._undo(window, new)
@@ -123,6 +151,69 @@ class Core:
         window.add(parts, padding)
         window.broken = False
         return None
+
+    def _ready(
+        self, window: Window, parts: list[Part], last: bool, new: list[str]
+    ) -> dict[str, Count] | None:
+        """Make sure that a backward may be run; return the last factors, if it is the last."""
+        try:
+            whole = not window.dropped
+            factors = self._last_factors(window, parts, whole=whole) if last else None
+            if window.microbatches == 0:
+                self.gradients.open(self.updates)
+            else:
+                self.gradients.resume(last)
+                if self.scaling.scaler is not None:
+                    self.scaling.refuse_rescaled()
+        except GradaccumError:
+            for name in new:
+                del window.terms[name]
+            raise
+        return factors
+
+    def _look(self, parts: list[Part], bad: bool | Tensor) -> list[Part]:
+        """Look at what a backward has brought; return what is to be counted of it."""
+        if self.scaling.scaler is not None:
+            return parts  # it looks itself, for a scale that is not too large
+        finite = all_finite(self.gradients.landed())
+        if isinstance(finite, bool) and isinstance(bad, bool):
+            self._judge(not finite, self._bad_gradient)
+            return parts
+        flag = torch.as_tensor(bad).to(parts[0].loss.device) | ~torch.as_tensor(finite)
+        if not self.drops:
+            self._judge(bool(flag), self._bad_gradient)
+            return parts
+        assert self.window is not None
+        self.window.flags.append(flag)
+        self.gradients.void(flag)
+        return [
+            part._replace(
+                loss=torch.where(flag, 0, part.loss.detach()),
+                count=torch.where(flag, 0, torch.as_tensor(part.count, device=flag.device)),
+            )
+            for part in parts
+        ]
+
+    def _judge(self, bad: bool | Tensor, error: Callable[[], NonFiniteError]) -> bool | Tensor:
+        """Raise if a micro-batch is known to be bad; what only the device knows is passed on."""
+        if isinstance(bad, Tensor) and not self.drops:
+            bad = bool(bad)
+        if bad is True:
+            raise Rejected if self.drops else error()
+        return bad
+
+    def drop(self, last: bool, samples: Sequence[int] = ()) -> Update | None:
+        """Leave out a micro-batch that was rejected; with the last one, make the update.
+
+        Args:
+            last: whether it ends the window.
+            samples: positions of its samples in their batch, where that is known.
+        """
+        window = self.sound_window()
+        window.dropped_at += (window.microbatches + window.dropped,)
+        window.dropped_samples += tuple(samples)
+        window.dropped += 1
+        return self.finish() if last else None
 
     def _undo(self, window: Window, new: list[str]) -> None:
         """Leave no trace of a micro-batch whose backward failed, or leave the window broken."""
@@ -135,13 +226,19 @@ class Core:
                 del window.terms[name]
             window.broken = False
 
-    def finish(self) -> Update | None:
-        """Make the update of what the open window has; `None` if it has nothing."""
+    def finish(self, *, whole: bool = False) -> Update | None:
+        """Make the update of what the open window has; `None` if it has nothing.
+
+        Args:
+            whole: whether it has all that it was opened for.
+        """
         window = self.sound_window()
         if window.microbatches == 0:
+            update = self._updater.give_up(window, self.updates) if window.dropped_at else None
+            self.updates += update is not None
             self.discard()
-            return None
-        factors = self._last_factors(window, [], whole=False)
+            return update
+        factors = self._last_factors(window, [], whole=whole)
         self.gradients.resume(last=True)
         self.scaling.refuse_rescaled()
         if len(factors) == 1:
@@ -313,18 +410,25 @@ class Core:
         self.apart = {}
         return update
 
-    def _refuse_nonfinite_loss(self, parts: list[Part]) -> None:
-        for part in parts:
-            if not (part.mean and is_zero(part.count)) and not is_finite(part.loss):
-                term = f" of term {part.name!r}" if part.name else ""
-                raise NonFiniteError(
-                    "non-finite",
-                    f"The loss{term} is not finite.",
-                    got=f"{part.loss.item()} in micro-batch {self._position()}",
-                    expected="a finite loss; the window is as it was before this micro-batch",
-                    do="micro.skip() leaves it out; or look for log(0), 0/0 or too high a "
-                    "learning rate",
-                )
+    def _bad_loss(self, parts: list[Part]) -> NonFiniteError:
+        part = next(part for part in parts if loss_flag([part]) is not False)
+        term = f" of term {part.name!r}" if part.name else ""
+        return NonFiniteError(
+            "non-finite",
+            f"The loss{term} is not finite.",
+            got=f"{part.loss.item()} in micro-batch {self._position()}",
+            expected="a finite loss; the window is as it was before this micro-batch",
+            do="micro.skip() leaves it out; or look for log(0), 0/0 or too high a learning rate",
+        )
+
+    def _bad_gradient(self) -> NonFiniteError:
+        return NonFiniteError(
+            "non-finite",
+            f"The gradient of {self.gradients.first_bad()} is not finite.",
+            got=f"NaN or infinity in micro-batch {self._position()}, whose loss is finite",
+            expected="finite gradients; the window is as it was before this micro-batch",
+            do="micro.skip() leaves it out; or look for sqrt(0), norm(0) or a power below 1",
+        )
 
     def _last_factors(self, window: Window, parts: list[Part], *, whole: bool) -> dict[str, Count]:
         """Each term's last factor, once it is sure that the denominators are usable."""

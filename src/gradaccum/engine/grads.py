@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from itertools import repeat
+from itertools import cycle, repeat
 from typing import NoReturn, TypeAlias
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gradaccum.engine.finite import all_finite
 from gradaccum.engine.guard import Guard
 from gradaccum.engine.loss import Count, is_one
 from gradaccum.engine.wide import Sums, Wide, Width, narrowed, plain
@@ -90,7 +91,7 @@ class Gradients:
     @property
     def accumulate_dtype(self) -> str | None:
         """The name of what narrower gradients are summed in; `None` for their own dtype."""
-        return None if self._width is None else self._width.name
+        return None if self._width is None or self._width.dtype is None else self._width.name
 
     def open(self, updates: int) -> None:
         """Take note of the parameters as a window opens; refuse or clear what is stale."""
@@ -391,6 +392,28 @@ class Gradients:
                     do="drop the window with acc.discard(), or find the operation with "
                     "torch.autograd.set_detect_anomaly(True)",
                 )
+
+    def all_finite(self) -> bool | Tensor:
+        """Whether the update's gradients are; a tensor that nobody waits for on a device."""
+        return all_finite(map(_grad, self._parameters))
+
+    def landed(self) -> GradientSum:
+        """What the micro-batch at hand has brought, where it lands apart."""
+        more = (grad for grads in self._landed.values() for grad in grads)
+        return [*map(_grad, self._parameters), *more]
+
+    def void(self, bad: Tensor) -> None:
+        """Make nothing of what has landed where `bad` says so, without waiting for the device."""
+        for grad in self.landed():
+            if grad is not None:
+                _values(grad).masked_fill_(bad.to(grad.device), 0)
+
+    def first_bad(self) -> str:
+        """The name of a parameter whose gradient has landed and is not finite."""
+        for parameter, grad in zip(cycle(self._parameters), self.landed(), strict=False):
+            if grad is not None and not torch.isfinite(_values(grad)).all():
+                return f"`{self._name(parameter)}`"
+        return "a parameter"
 
     def names(self) -> list[str]:
         """A name for each parameter, in the optimizers' order."""

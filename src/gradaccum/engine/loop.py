@@ -8,10 +8,11 @@ from itertools import islice
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from gradaccum.engine import state as states
-from gradaccum.engine.core import Core
+from gradaccum.engine.core import Core, Rejected
 from gradaccum.engine.loss import Count, Loss, read_parts
 from gradaccum.engine.shortage import first_line, is_shortage, kind_of
 from gradaccum.engine.stream import Coming, Place, overwritten, versions_of, windows
+from gradaccum.engine.transaction import Snapshot, Snapshots
 from gradaccum.engine.window import Window
 from gradaccum.errors import (
     GradaccumError,
@@ -100,6 +101,9 @@ class Microbatch(Generic[T]):
             self.update = self._loop.core.add(
                 parts, last=self.last, padding=self._padding, retain_graph=retain_graph
             )
+        except Rejected:
+            self._loop.take_back()
+            self.update = self._loop.core.drop(self.last)
         except Exception as error:
             self.failed = not isinstance(error, GradaccumError)
             if not is_shortage(error):
@@ -175,15 +179,23 @@ class Loop:
     Args:
         core: takes the micro-batches.
         every: gives the number of micro-batches of the next window.
+        snapshots: of the model, taken before each micro-batch where bad ones are dropped.
     """
 
-    def __init__(self, core: Core, every: Callable[[], int]) -> None:
+    def __init__(self, core: Core, every: Callable[[], int], snapshots: Snapshots) -> None:
         self.core = core
         self.current: Microbatch[Any] | None = None
         self.stage: Stage = "idle"
         self._every = every
         self._resumed = False
         self._random: dict[str, Any] | None = None
+        self._snapshots = snapshots
+        self._before: Snapshot | None = None
+
+    def take_back(self) -> None:
+        """Random states and buffers as they were before the micro-batch in hand."""
+        if self._before is not None:
+            self._snapshots.restore(self._before)
 
     def over(
         self, loader: Iterable[T], gathering: Gathering | None
@@ -209,10 +221,13 @@ class Loop:
                 last = ends or index + 1 >= window.expected
                 micro = Microbatch(self, batch, index, window.expected, last, padding)
                 self.current = micro
+                if self.core.drops:
+                    self._before = self._snapshots.take()
                 yield micro
                 if micro._state == "open" or self.current is not micro:
                     self._refuse_left(micro)
         finally:
+            self._before = None
             if self.current is micro:
                 self.current = None
             self._warn_open()

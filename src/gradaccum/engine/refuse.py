@@ -179,10 +179,16 @@ def read_limit(name: str, limit: float | None) -> float | None:
     return float(limit)
 
 
-def read_width(dtype: object, model: nn.Module) -> Width | None:
-    """Check `accumulate_dtype`."""
+def read_width(dtype: object, model: nn.Module, *, apart: bool) -> Width | None:
+    """Check `accumulate_dtype`.
+
+    Args:
+        dtype: what the user gave.
+        model: its devices must have the dtype.
+        apart: whether sums are to be kept apart from `.grad` in any case.
+    """
     if dtype is None:
-        return None
+        return Width(None, packed=False, apart=True) if apart else None
     if not isinstance(dtype, torch.dtype | str) or dtype not in WIDTHS:
         raise InputError(
             "accumulate-dtype",
@@ -201,8 +207,8 @@ def read_width(dtype: object, model: nn.Module) -> Width | None:
             do="accumulate_dtype=torch.float32",
         )
     if isinstance(dtype, torch.dtype):
-        return Width(dtype, packed=False)
-    return Width(torch.float32, packed=True)
+        return Width(dtype, packed=False, apart=apart)
+    return Width(torch.float32, packed=True, apart=apart)
 
 
 def _refuse_closure(optimizer: Optimizer) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradaccum.engine.finite import as_known
 from gradaccum.engine.grads import Gradients
 from gradaccum.engine.loss import Count, is_one
 from gradaccum.engine.precision import Scaling
@@ -28,7 +29,7 @@ class Settings:
     clip_value: float | None
     schedulers: tuple[Any, ...]
     on_update: Callable[[Update], object] | None
-    raise_nonfinite: bool
+    on_nonfinite: Literal["raise", "drop", "skip"] | None
 
 
 class Updater:
@@ -53,6 +54,7 @@ class Updater:
         self._scaling = scaling
         self._settings = settings
         self.folds = _folds(optimizers, settings, scaled=scaling.scaler is not None)
+        self._skips_on_device = scaling.scaler is None and all(map(_is_fused, optimizers))
 
     @property
     def takes_factor(self) -> bool:
@@ -86,20 +88,70 @@ class Updater:
         self._gradients.settle()
         if unscales:
             self._scaling.look_again(self._gradients.rounded)
-        if settings.raise_nonfinite and self._scaling.scaler is None:
+        if settings.on_nonfinite == "raise" and self._scaling.scaler is None:
             self._gradients.refuse_nonfinite()
         lr = self._optimizers[0].param_groups[0].get("lr", math.nan)
         try:
-            skipped = self._scaling.step()
+            skipped = self._step(self._gives_up(window, norm))
         finally:
             for optimizer in self._optimizers:
                 vars(optimizer).pop("grad_scale", None)
+                vars(optimizer).pop("found_inf", None)
         # An autocast region around several updates would go on with copies of the old weights.
         torch.clear_autocast_cache()
         self._gradients.zero()
         if isinstance(skipped, Tensor) and (settings.schedulers or settings.on_update):
             skipped = bool(skipped)  # only what it decides is worth the wait for the device
         return _record(window, index, norm, lr.clone() if isinstance(lr, Tensor) else lr, skipped)
+
+    def give_up(self, window: Window, index: int) -> Update:
+        """Say of a window of which nothing is left that it made no step."""
+        lr = self._optimizers[0].param_groups[0].get("lr", math.nan)
+        return Update(
+            index=index,
+            loss=torch.full((), math.nan, dtype=torch.float64),
+            count=0,
+            microbatches=0,
+            grad_norm=None,
+            lr=lr.clone() if isinstance(lr, Tensor) else lr,
+            skipped=True,
+            dropped=window.dropped,
+            dropped_at=window.dropped_at,
+            dropped_samples=window.dropped_samples,
+        )
+
+    def _gives_up(self, window: Window, norm: Tensor | None) -> bool | Tensor:
+        """Whether the step must not be made; a tensor of shape `()` where only the device knows."""
+        how = self._settings.on_nonfinite
+        if how == "drop" and window.flags:
+            return torch.stack(window.flags).all()
+        if how != "skip" or self._scaling.scaler is not None:
+            return False
+        losses = [term.loss for term in window.terms.values()]
+        if not all(math.isfinite(loss) for loss in losses if not isinstance(loss, Tensor)):
+            return True
+        if norm is not None:
+            finite = as_known(torch.isfinite(norm))
+        else:
+            finite = self._gradients.all_finite()
+        if isinstance(finite, bool):
+            return not finite
+        sums = [torch.isfinite(loss) for loss in losses if isinstance(loss, Tensor)]
+        return ~torch.stack([finite, *(one.to(finite.device) for one in sums)]).all()
+
+    def _step(self, gives_up: bool | Tensor) -> bool | Tensor:
+        if isinstance(gives_up, Tensor) and self._skips_on_device:
+            found = gives_up.to(torch.float32)
+            for optimizer in self._optimizers:
+                vars(optimizer)["found_inf"] = found
+                if getattr(optimizer, "grad_scale", None) is None:
+                    vars(optimizer)["grad_scale"] = torch.ones_like(found)
+            self._scaling.step()
+            return gives_up
+        # An optimizer that is not fused can only be left out by the host, which waits to know.
+        if bool(gives_up):
+            return True
+        return self._scaling.step()
 
     def _set_grad_scale(self, scale: Count) -> None:
         for optimizer in self._optimizers:
@@ -126,7 +178,7 @@ class Updater:
 def _folds(optimizers: tuple[Optimizer, ...], settings: Settings, *, scaled: bool) -> bool:
     """Whether the optimizers can divide by a scale of ours while they step."""
     clips = settings.clip_norm is not None or settings.clip_value is not None
-    fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
+    fused = all(map(_is_fused, optimizers))
     # Their kernels take the scale in float32, too coarse for wider gradients.
     wide = any(
         p.dtype in (torch.float64, torch.complex128)
@@ -135,6 +187,11 @@ def _folds(optimizers: tuple[Optimizer, ...], settings: Settings, *, scaled: boo
         for p in group["params"]
     )
     return fused and not wide and not clips and (len(optimizers) == 1 or not scaled)
+
+
+def _is_fused(optimizer: Optimizer) -> bool:
+    """Whether its kernels take `grad_scale` and `found_inf`."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def _record(
@@ -151,7 +208,11 @@ def _record(
         grad_norm=norm,
         lr=lr,
         skipped=skipped,
-        dropped=window.dropped,
+        dropped=window.dropped + torch.stack(window.flags).sum()
+        if window.flags
+        else window.dropped,
+        dropped_at=torch.stack(window.flags) if window.flags else window.dropped_at,
+        dropped_samples=window.dropped_samples,
         padding=window.padding,
         terms={} if single else means,
     )

@@ -36,18 +36,21 @@ class Width:
 
     Args:
         dtype: of the sums of real parameters that are narrower; a complex one gets its complex
-            counterpart.
+            counterpart; `None` if no sum is to be wider than its parameter.
         packed: keep the leading 24 bits of float32 between micro-batches.
+        apart: keep sums apart from `.grad` also where none is wider, so that a micro-batch can
+            be undone.
     """
 
-    def __init__(self, dtype: torch.dtype, packed: bool) -> None:
+    def __init__(self, dtype: torch.dtype | None, *, packed: bool, apart: bool = False) -> None:
         self.dtype = dtype
         self.packed = packed
+        self.apart = apart
         self.name = "compensated" if packed else str(dtype).removeprefix("torch.")
 
     def of(self, parameter: Tensor) -> torch.dtype | None:
         """The dtype of a parameter's sum; `None` if the parameter is as wide."""
-        if not (parameter.is_floating_point() or parameter.is_complex()):
+        if self.dtype is None or not (parameter.is_floating_point() or parameter.is_complex()):
             return None
         dtype = self.dtype.to_complex() if parameter.is_complex() else self.dtype
         return dtype if dtype.itemsize > parameter.dtype.itemsize else None
@@ -57,9 +60,9 @@ class Width:
         return self.packed and dtype == torch.float32
 
     def over(self, parameters: Sequence[nn.Parameter]) -> Wide | None:
-        """The sums of these parameters; `None` if every parameter is as wide as its sum."""
+        """The sums of these parameters; `None` if they can be in `.grad`."""
         dtypes = [self.of(parameter) for parameter in parameters]
-        return Wide(self, dtypes) if any(dtypes) else None
+        return Wide(self, dtypes) if self.apart or any(dtypes) else None
 
 
 class Wide:

@@ -101,7 +101,19 @@ class Window:
     """Micro-batches that have been added."""
 
     dropped: int = 0
-    """Micro-batches that were skipped."""
+    """Micro-batches that were skipped or dropped."""
+
+    dropped_at: tuple[int, ...] = ()
+    """Positions in the window of those that were dropped for NaN or infinity."""
+
+    dropped_samples: tuple[int, ...] = ()
+    """Positions in the batch of samples that were dropped for NaN or infinity."""
+
+    flags: list[Tensor] = field(default_factory=list)
+    """Whether each micro-batch was dropped, shape `()`, where only its device knows."""
+
+    uniform: bool = False
+    """Whether the bits of the update must not depend on how many micro-batches were expected."""
 
     padding: int = 0
     """Padded elements beyond the samples' lengths, over the micro-batches added."""
@@ -178,7 +190,8 @@ class Window:
         guess = _positive(first if before is None else _larger(first, before.count)) * rest
         # Counts that are all alike make this the true denominator. Where they are not it is only
         # a size, and dividing by a power of two rounds nothing.
-        return guess if before is not None and before.alike else _power_of_two(guess)
+        known = before is not None and before.alike and not self.uniform
+        return guess if known else _power_of_two(guess)
 
     def totals(self, parts: list[Part]) -> dict[str, Count]:
         """Each term's count once `parts` are added."""
@@ -224,6 +237,10 @@ class Window:
             "terms": terms,
             "microbatches": self.microbatches,
             "dropped": self.dropped,
+            "dropped_at": list(self.dropped_at),
+            "dropped_samples": list(self.dropped_samples),
+            "flags": [flag.clone() for flag in self.flags],
+            "uniform": self.uniform,
             "padding": self.padding,
             "broken": self.broken,
         }
@@ -242,7 +259,8 @@ class Window:
             for name, term in saved["terms"].items()
         }
         known: dict[str, Any] = {**saved, "declared": dict(saved["declared"]), "terms": terms}
-        known["contents"] = tuple(saved["contents"])
+        for name in ("contents", "dropped_at", "dropped_samples"):
+            known[name] = tuple(saved[name])
         return cls(**known)
 
 

@@ -45,8 +45,16 @@ class Update:
     """Whether the scaler found an infinity, so that no parameter changed; a tensor of shape `()`
     where only the device knows."""
 
-    dropped: int = 0
-    """Micro-batches left out of the window (`micro.skip()`)."""
+    dropped: int | Tensor = 0
+    """Micro-batches left out of the window (`micro.skip()`, `on_nonfinite="drop"`); a tensor of
+    shape `()` where only the device knows."""
+
+    dropped_at: tuple[int, ...] | Tensor = ()
+    """Positions in the window of micro-batches that `on_nonfinite="drop"` left out; where only the
+    device knows, a tensor of bools, one for each micro-batch."""
+
+    dropped_samples: tuple[int, ...] = ()
+    """Positions in the batch of samples that `on_nonfinite="drop"` left out of `acc.step`."""
 
     padding: int = 0
     """Padded elements in the window beyond the samples' lengths; 0 where no lengths were given."""
