@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradaccum.planner.live import LiveBytes, storages
 
-__all__ = ["OptimizerMemory", "foretell", "state_tensors"]
+__all__ = ["OptimizerMemory", "foretell", "owned", "state_tensors"]
 
 _ASSUMED = 2
 """Numbers for each one of a parameter, where an optimizer cannot be asked: as Adam's."""
@@ -73,6 +73,11 @@ def state_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     """The tensors in the states that optimizers have now."""
     found = tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])
     return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
+def owned(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """What is there already: parameters, buffers, and the optimizers' states as they are now."""
+    return [*model.parameters(), *model.buffers(), *state_tensors(optimizers)]
 
 
 def _ask(optimizer: Optimizer, wanted: set[int], kinds: set[str]) -> OptimizerMemory | None:
