@@ -47,8 +47,7 @@ def test_every_optimizer_of_torch(name, lists):
     found = foretell([optimizer], owned)
     assert dict(optimizer.state) == before
     state, step = measured(optimizer)
-    # Counters of steps live on the CPU whatever the device, 4 bytes or so for each parameter.
-    assert found.state == pytest.approx(state, abs=8 * len(owned) * 2)
+    assert found.state == state
     assert not found.assumed
     if name in ("ASGD", "Adafactor"):  # these read values in their step, of which there are none
         assert found.step >= step
@@ -67,7 +66,8 @@ def test_every_optimizer_of_torch(name, lists):
 )
 def test_options_that_need_state(kind, options, copies):
     owned = [nn.Parameter(torch.randn(10, 10))]
-    assert foretell([kind(owned, lr=1e-3, **options)], owned).state == copies * 400
+    found = foretell([kind(owned, lr=1e-3, **options)], owned).state
+    assert found in (copies * 400, copies * 400 + 4)  # a counter of steps beside
 
 
 def test_an_optimizer_that_has_stepped_and_one_that_another_wrote():
@@ -112,4 +112,4 @@ def test_hooks_and_schedulers_are_not_called():
 
 def test_parameters_without_a_gradient_get_no_state():
     owned = [nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(8))]
-    assert foretell([torch.optim.Adam(owned)], owned[:1]).state == 2 * 16
+    assert foretell([torch.optim.Adam(owned)], owned[:1]).state == 2 * 16 + 4

@@ -91,7 +91,9 @@ def _ask(optimizer: Optimizer, wanted: set[int], kinds: set[str]) -> OptimizerMe
                 step(shadow)
         except Exception:  # noqa: BLE001 - any optimizer may read a value, and there is none here
             failed = True
-    state = sum(storages(state_tensors([shadow]), "meta").values())
+    # Some make their state on the CPU, whatever the parameter's device is.
+    made = state_tensors([shadow])
+    state = sum(size for kind in ("meta", "cpu") for size in storages(made, kind).values())
     if failed and not state:
         return None
     if failed:
