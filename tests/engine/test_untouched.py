@@ -44,7 +44,7 @@ def loss_fn(model, tokens):
 
 
 def upcoming():
-    """The numbers that torch would draw next; the bytes of its state are not all meant."""
+    """The numbers that torch would draw next."""
     generator = torch.Generator()
     generator.set_state(torch.get_rng_state())
     return torch.rand(700, generator=generator), torch.randn(9, generator=generator)
@@ -89,10 +89,10 @@ def test_fit_leaves_no_trace():
     optimizer.step()
     state = {key: value.copy() for key, value in optimizer.state.items()}
     groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
+    lengths = [4] * 8 + [9] * 4
+    batch = padded(lengths)
     before = everything(model)
-    ga.fit(
-        model, loss_fn, padded([4] * 8 + [9] * 4), optimizer=optimizer, lengths=[4] * 8 + [9] * 4
-    )
+    ga.fit(model, loss_fn, batch, optimizer=optimizer, lengths=lengths)
     after = everything(model)
     assert {key: same(before[key], after[key]) for key in before} == dict.fromkeys(before, True)
     assert {k: v.keys() for k, v in optimizer.state.items()} == {
