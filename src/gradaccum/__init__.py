@@ -10,20 +10,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gradaccum.engine.accumulator import Accumulator as Accumulator
+    from gradaccum.engine.fit import fit as fit
     from gradaccum.engine.loop import Microbatch as Microbatch
     from gradaccum.errors import GradaccumError as GradaccumError
     from gradaccum.errors import OpenWindowWarning as OpenWindowWarning
     from gradaccum.planner.pack import plan as plan
+    from gradaccum.records import Fit as Fit
     from gradaccum.records import Plan as Plan
     from gradaccum.records import Update as Update
 
 _HOME = {
     "Accumulator": "gradaccum.engine.accumulator",
+    "Fit": "gradaccum.records",
     "GradaccumError": "gradaccum.errors",
     "Microbatch": "gradaccum.engine.loop",
     "OpenWindowWarning": "gradaccum.errors",
     "Plan": "gradaccum.records",
     "Update": "gradaccum.records",
+    "fit": "gradaccum.engine.fit",
     "plan": "gradaccum.planner.pack",
 }
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradaccum.planner.optimum import cut, cut_within
+from grouping import all_partitions
 
 lengths_of = st.lists(st.integers(1, 40), min_size=1, max_size=9).map(
     lambda lengths: sorted(lengths, reverse=True)
@@ -30,17 +31,6 @@ def least_padded(lengths: list[int], room: list[int]) -> list[float]:
                 if end - start <= room[start]:
                     best[groups][end] = min(best[groups][end], best[groups - 1][start] + size)
     return [row[n] for row in best]
-
-
-def all_partitions(items: list[int]):
-    if not items:
-        yield []
-        return
-    first, *rest = items
-    for partition in all_partitions(rest):
-        yield [[first], *partition]
-        for position, group in enumerate(partition):
-            yield [*partition[:position], [first, *group], *partition[position + 1 :]]
 
 
 def cost(lengths: list[int], bounds: list[int], overhead: int) -> int:

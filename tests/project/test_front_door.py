@@ -23,12 +23,14 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_public_names_are_exactly_these() -> None:
     assert ga.__all__ == [
         "Accumulator",
+        "Fit",
         "GradaccumError",
         "Microbatch",
         "OpenWindowWarning",
         "Plan",
         "Update",
         "__version__",
+        "fit",
         "plan",
     ]
     for name in ga.__all__:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,17 +14,20 @@ from torch.optim import Optimizer
 from gradaccum.engine.grads import fill
 from gradaccum.engine.loss import Part, read_parts, read_result
 from gradaccum.engine.move import lane_of
-from gradaccum.engine.resident import foretell, state_tensors
+from gradaccum.engine.resident import foretell, owned, state_tensors
 from gradaccum.engine.untouched import untouched
+from gradaccum.planner.ladder import Ladder, Rung
 from gradaccum.planner.live import storages
 from gradaccum.planner.meter import Meter
 from gradaccum.planner.phases import Run, fit_phases
 from gradaccum.planner.split import Samples, move
 from gradaccum.records import MemoryModel, Phase
 
-__all__ = ["Probed", "Resident", "probe", "read_limit"]
+__all__ = ["LossFunction", "Probed", "Resident", "out_of_memory", "probe", "read_limit"]
 
 LossFunction = Callable[[nn.Module, Any], object]
+
+_QUICK = 0.25
 
 
 class Resident(NamedTuple):
@@ -52,13 +55,20 @@ class Probed:
     seconds: tuple[float, ...]
     """Of each run, once more without being measured; empty where nobody asked."""
 
-    time: Phase | None = None
+    time: Phase | None
     """Seconds of a micro-batch, fitted; None where nobody asked."""
 
+    assumed: bool
+    """Whether an optimizer could not be asked for its state, and was taken for Adam."""
 
-def read_limit(size: int | str, meter: Meter, owned: Sequence[Tensor]) -> int:
-    """Bytes at the peak that `"auto"` allows: what is in use, and what can still be had."""
-    return meter.used(owned) + meter.free() if isinstance(size, str) else size
+    def seconds_of(self, samples: int, width: int = 1) -> float:
+        """Predicted time of a forward and backward; 0.0 where none were timed."""
+        return 0.0 if self.time is None else self.time.at(samples, width)
+
+
+def read_limit(size: int | str, meter: Meter, tensors: Sequence[Tensor]) -> int:
+    """Bytes that are allowed at the peak; for `"auto"` what is in use and what can still be had."""
+    return meter.used(tensors) + meter.free() if isinstance(size, str) else size
 
 
 def probe(
@@ -76,67 +86,61 @@ def probe(
     """Run a few small micro-batches forth and back, and fit what they take.
 
     Micro-batches of 2 and of 4 samples, not of 1, for which operators often take another way; and
-    of up to three widths, the widest last. Gradients are there meanwhile, as in mid-window, and the
-    optimizer's state is foretold. Nothing of the model, its gradients, buffers and random states
-    is changed. A width whose micro-batch would pass `limit` by what is known so far is left out.
+    of up to three widths. Gradients are there meanwhile, as in mid-window, and the optimizer's
+    state is foretold. Nothing of the model, its gradients, buffers and random states is changed.
 
     Args:
         model: on the meter's device.
         loss_fn: as in `Accumulator.step`.
-        samples: the batch; its shortest samples serve for the narrow micro-batches.
+        samples: the batch, of which a few samples are run.
         meter: of the device that the memory is planned on.
         optimizers: step together.
-        limit: most bytes that a probe may take, what stays included.
+        limit: most bytes that a probe beyond the first may be predicted to take, what stays
+            included.
         reduction: as in `Accumulator.step`.
         declared: whether the counts of several terms are known ahead; else each term beyond the
             first needs a sum of gradients of its own.
-        timed: whether to run each micro-batch once more for its time.
+        timed: whether to run the micro-batches again for their time.
 
     Raises:
         InputError: if `loss_fn` returns something else than a loss and its count.
-        RuntimeError: (`torch.OutOfMemoryError` on a device) if even the smallest does not fit.
+        RuntimeError: (`torch.OutOfMemoryError` on a device) if not even one sample fits.
     """
-
-    def run(point: _Point, begin: Callable[[], object] = lambda: None) -> _Going:
-        batch = move(samples.microbatch(point.indices, point.width), meter.device)
-        # Where the next batch travels while this one computes, it takes its place as well.
-        following = move(samples.microbatch(point.indices, point.width), meter.device) if two else 0
-        begin()
-        loss, count = read_result(loss_fn(model, batch), "probe")
-        return _Going(read_parts(loss, count, reduction, lambda: "probe"), following)
-
-    two = lane_of(meter.device) is not None
-    parameters = list(model.parameters())
-    points = list(_points(samples))
-    before = meter.used(_owned(model, optimizers))
+    before = meter.used(owned(model, optimizers))
+    runner = _Runner(model, loss_fn, samples, meter, reduction)
+    ladder = Ladder(len(samples), samples.lengths)
     runs: list[Run] = []
     seconds: list[float] = []
     with untouched(model):
-        going = run(points[0])
-        _backward(going)
-        terms, here = len(going.parts), _here(parameters, meter.device)
-        del going
-        having = [p for p in here if p.grad is not None]
-        gradients = fill(having)
-        resident = _resident(model, optimizers, meter, before, having, gradients)
-        beside = 0 if declared else (terms - 1) * gradients
-        resident = resident._replace(gradients=resident.gradients + beside)
-        ahead = foretell(optimizers, having)
-        for point in points:
-            if runs and limit is not None:
-                known = MemoryModel(fit_phases(runs), resident.total)
-                if not known.fits(len(point.indices), point.width or 1, limit):
-                    continue
-            runs.append(_measure(meter, point, run, having))
-            if timed:
-                seconds.append(_time(meter.device, point, run, having))
-    memory = MemoryModel(fit_phases(runs), resident.total, ahead.step)
-    return Probed(memory, resident, tuple(runs), tuple(seconds), _fit_time(runs, seconds))
+        try:
+            terms = runner.prepare(ladder.first)
+        except Exception as error:
+            if not out_of_memory(error) or len(ladder.first.indices) == 1:
+                raise
+            ladder = Ladder(len(samples), samples.lengths, few=1)
+            terms = runner.prepare(ladder.first)
+        ahead = foretell(optimizers, runner.having)
+        gradients = runner.gradients * (1 if declared else terms)
+        resident = _resident(model, optimizers, meter, before, gradients, ahead.state)
 
+        def fits(count: int, width: int) -> bool:
+            known = MemoryModel(fit_phases(runs, max(width, ladder.widest)), resident.total)
+            return limit is None or known.fits(count, width, limit)
 
-class _Point(NamedTuple):
-    indices: list[int]
-    width: int | None
+        for rung in ladder.rungs(fits):
+            try:
+                found = runner.measure(rung)
+                took = runner.clock(rung) if timed else 0.0
+            except Exception as error:
+                if not runs or not out_of_memory(error):
+                    raise
+                break  # what is known so far has to do
+            runs.append(found)
+            seconds.append(took)
+    memory = MemoryModel(fit_phases(runs, ladder.widest), resident.total, ahead.step)
+    times = tuple(seconds) if timed else ()
+    fitted = _fit_time(runs, seconds) if timed else None
+    return Probed(memory, resident, tuple(runs), times, fitted, ahead.assumed)
 
 
 class _Going(NamedTuple):
@@ -145,61 +149,105 @@ class _Going(NamedTuple):
     """The next batch, where it is on its way; held until this one is done."""
 
 
-def _points(samples: Samples) -> Iterator[_Point]:
-    """Micro-batches to run, the cheapest first."""
-    n, lengths = len(samples), samples.lengths
-    if lengths is None:
-        for size in dict.fromkeys(min(size, n) for size in (2, 4)):
-            yield _Point(list(range(size)), None)
-        return
-    order = sorted(range(n), key=lambda position: (lengths[position], position))
-    longest = lengths[order[-1]]
-    places = {}
-    for share in (0.25, 0.5, 1.0):
-        # The last sample that is no longer than this share of the longest.
-        place = max(i for i in range(n) if i == 0 or lengths[order[i]] <= share * longest)
-        places[lengths[order[place]]] = place
-    for size in dict.fromkeys(min(size, n) for size in (2, 4)):
-        for place in dict.fromkeys(max(place, size - 1) for place in places.values()):
-            members = order[place - size + 1 : place + 1]
-            yield _Point(sorted(members), max(lengths[i] for i in members))
+class _Runner:
+    """Runs single micro-batches as a window in its middle does."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        samples: Samples,
+        meter: Meter,
+        reduction: str,
+    ) -> None:
+        self._model, self._loss_fn, self._samples = model, loss_fn, samples
+        self._meter, self._reduction = meter, reduction
+        self._ahead = lane_of(meter.device) is not None
+        self._compiled = any(_is_compiled(module) for module in model.modules())
+        self.having: list[nn.Parameter] = []
+        """Parameters on the device that get a gradient; known once `prepare` has run."""
+        self.gradients = 0
+        """Bytes of these gradients."""
+
+    def prepare(self, rung: Rung) -> int:
+        """Run the first one unmeasured, so that what is made once is there; returns its terms."""
+        going = self._forward(rung)
+        self._backward(going)
+        kind = self._meter.device.type
+        self.having = [
+            p for p in self._model.parameters() if p.grad is not None and p.device.type == kind
+        ]
+        self.gradients = fill(self.having)
+        return len(going.parts)
+
+    def measure(self, rung: Rung) -> Run:
+        """Run one, and count its bytes."""
+        fill(self.having)
+        with self._meter.peak(marks=not self._compiled) as peak:
+            going = self._forward(rung, peak.begin)
+            peak.turn()
+            self._backward(going)
+            del going
+        marks = tuple(peak.marks)
+        if marks:
+            # How a batch is cut out takes more operators for some widths than for others.
+            marks = max(marks[: peak.begun], default=0), *marks[peak.begun :]
+        turned = peak.turned - peak.begun + 1
+        return Run(len(rung.indices), rung.width or 1, peak.bytes, marks, turned)
+
+    def clock(self, rung: Rung) -> float:
+        """Run one, quick ones twice for the faster time; seconds."""
+        times: list[float] = []
+        for _ in range(2):
+            fill(self.having)
+            _wait(self._meter.device)
+            start = time.perf_counter()
+            self._backward(self._forward(rung))
+            _wait(self._meter.device)
+            times.append(time.perf_counter() - start)
+            if times[0] > _QUICK:
+                break
+        return min(times)
+
+    def _forward(self, rung: Rung, begin: Callable[[], object] = lambda: None) -> _Going:
+        batch = self._batch(rung)
+        # Where the next batch travels while this one computes, it takes its place as well.
+        following = self._batch(rung) if self._ahead else None
+        begin()
+        loss, count = read_result(self._loss_fn(self._model, batch), "probe")
+        return _Going(read_parts(loss, count, self._reduction, lambda: "probe"), following)
+
+    def _batch(self, rung: Rung) -> Any:
+        return move(self._samples.microbatch(rung.indices, rung.width), self._meter.device)
+
+    def _backward(self, going: _Going) -> None:
+        # A window's seeds are other numbers of the same shape.
+        torch.autograd.backward([part.loss for part in going.parts])
 
 
-def _backward(going: _Going) -> None:
-    # As a window does it; seeds of one take what any seed takes.
-    torch.autograd.backward([part.loss for part in going.parts])
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device or the host has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS)
 
 
-def _measure(
-    meter: Meter,
-    point: _Point,
-    run: Callable[..., _Going],
-    having: Sequence[nn.Parameter],
-) -> Run:
-    fill(having)
-    with meter.peak() as peak:
-        going = run(point, peak.begin)
-        peak.turn()
-        _backward(going)
-        del going
-    # How a batch is cut out takes more operators for some widths than for others.
-    marks = max(peak.marks[: peak.begun], default=0), *peak.marks[peak.begun :]
-    turned = peak.turned - peak.begun + 1
-    return Run(len(point.indices), point.width or 1, peak.bytes, marks, turned)
+_SIGNS = (
+    "out of memory",
+    "DefaultCPUAllocator",
+    "not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+    "could not create a memory",
+)
 
 
-def _time(
-    device: torch.device,
-    point: _Point,
-    run: Callable[..., _Going],
-    having: Sequence[nn.Parameter],
-) -> float:
-    fill(having)
-    _wait(device)
-    start = time.perf_counter()
-    _backward(run(point))
-    _wait(device)
-    return time.perf_counter() - start
+def _is_compiled(module: nn.Module) -> bool:
+    return isinstance(module, torch._dynamo.eval_frame.OptimizedModule) or (
+        module._compiled_call_impl is not None
+    )
 
 
 def _wait(device: torch.device) -> None:
@@ -207,14 +255,12 @@ def _wait(device: torch.device) -> None:
         torch.get_device_module(device).synchronize()
 
 
-def _fit_time(runs: Sequence[Run], seconds: Sequence[float]) -> Phase | None:
-    if not seconds:
-        return None
-    # Nanoseconds: the fit takes whole numbers, and calls differences below 64 of them none.
-    phases = fit_phases(
+def _fit_time(runs: Sequence[Run], seconds: Sequence[float]) -> Phase:
+    # In nanoseconds, because the fit takes whole numbers.
+    phase = fit_phases(
         [Run(r.samples, r.width, int(s * 1e9)) for r, s in zip(runs, seconds, strict=True)]
-    )
-    shared, each = ([c * 1e-9 for c in part] for part in (phases[0].shared, phases[0].each))
+    )[0]
+    shared, each = ([c * 1e-9 for c in part] for part in (phase.shared, phase.each))
     return Phase((shared[0], shared[1], shared[2]), (each[0], each[1], each[2]))
 
 
@@ -223,19 +269,10 @@ def _resident(
     optimizers: Sequence[Optimizer],
     meter: Meter,
     before: int,
-    having: Sequence[nn.Parameter],
     gradients: int,
+    foretold: int,
 ) -> Resident:
     kind = meter.device.type
     own = sum(storages([*model.parameters(), *model.buffers()], kind).values())
     state = sum(storages(state_tensors(optimizers), kind).values())
-    future = max(state, foretell(optimizers, having).state)
-    return Resident(own, gradients, future, max(0, before - own - state))
-
-
-def _owned(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers(), *state_tensors(optimizers)]
-
-
-def _here(parameters: Sequence[nn.Parameter], device: torch.device) -> list[nn.Parameter]:
-    return [p for p in parameters if p.device.type == device.type]
+    return Resident(own, gradients, max(state, foretold), max(0, before - own - state))

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradaccum.planner.live import LiveBytes, storages
 
-__all__ = ["OptimizerMemory", "foretell", "state_tensors"]
+__all__ = ["OptimizerMemory", "foretell", "owned", "state_tensors"]
 
 _ASSUMED = 2
 """Numbers for each one of a parameter, where an optimizer cannot be asked: as Adam's."""
@@ -75,6 +75,11 @@ def state_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
 
+def owned(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """What is there already: parameters, buffers, and the optimizers' states as they are now."""
+    return [*model.parameters(), *model.buffers(), *state_tensors(optimizers)]
+
+
 def _ask(optimizer: Optimizer, wanted: set[int], kinds: set[str]) -> OptimizerMemory | None:
     shadow = _shadow(optimizer, wanted, kinds)
     step = cast(Any, type(optimizer).step)
@@ -86,7 +91,9 @@ def _ask(optimizer: Optimizer, wanted: set[int], kinds: set[str]) -> OptimizerMe
                 step(shadow)
         except Exception:  # noqa: BLE001 - any optimizer may read a value, and there is none here
             failed = True
-    state = sum(storages(state_tensors([shadow]), "meta").values())
+    # Some make their state on the CPU, whatever the parameter's device is.
+    made = state_tensors([shadow])
+    state = sum(size for kind in ("meta", "cpu") for size in storages(made, kind).values())
     if failed and not state:
         return None
     if failed:

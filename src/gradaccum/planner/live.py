@@ -1,8 +1,8 @@
 """A counter of the bytes of live tensors, for devices whose allocator keeps no count.
 
 Every storage that an operator returns is watched until it is freed: what torch's allocator was
-asked for, to the byte, except for work space inside an operator. Of that only one kind is large:
-oneDNN's convolutions copy their operands into a layout of their own. They are charged for it.
+asked for, to the byte, except for work space inside an operator. Where that is largest, it is
+charged for: oneDNN's convolutions copy their operands into a layout of their own.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Run:
     """How many of the marks belong to the forward."""
 
 
-def fit_phases(runs: Sequence[Run]) -> tuple[Phase, ...]:
+def fit_phases(runs: Sequence[Run], widest: int = 1) -> tuple[Phase, ...]:
     """The phases of a forward and backward that can be the most expensive one.
 
     Each mark of the runs is fitted by itself, with no negative coefficient, to
@@ -45,15 +45,18 @@ def fit_phases(runs: Sequence[Run]) -> tuple[Phase, ...]:
     all phases stays below a peak that was seen, all are lifted by what is missing.
 
     Args:
-        runs: at least one. Where they differ in nothing but the number of samples, widths are left
-            out; where all have one number of samples, all that grows is taken to grow with it.
+        runs: at least one. Where all have one number of samples, all that grows is taken to grow
+            with it.
+        widest: width up to which predictions are asked for. Where the runs do not reach it and
+            cannot tell, what grows is taken to grow with the square.
 
     Examples:
-        >>> fit_phases([Run(2, 1, 120), Run(4, 1, 140)])
-        (Phase(shared=(100.0, 0.0, 0.0), each=(10.0, 0.0, 0.0)),)
+        >>> phases = fit_phases([Run(2, 1, 12_000), Run(4, 1, 14_000)])
+        >>> [round(phase.at(8, 1)) for phase in phases]
+        [18000]
     """
     points = torch.tensor([[run.samples, run.width] for run in runs], dtype=torch.float64)
-    basis = _basis(runs)
+    basis = _basis(runs, widest)
     phases, noise = _aligned(runs)
     values = torch.tensor(phases, dtype=torch.float64)  # (runs, phases)
     values = torch.unique(values, dim=1)
@@ -75,12 +78,21 @@ def _monomials(points: Tensor) -> Tensor:
     return torch.stack([one, w, w * w, n, n * w, n * w * w], dim=1)
 
 
-def _basis(runs: Sequence[Run]) -> list[int]:
-    widths = len({run.width for run in runs})
-    powers = range(min(widths, 3))
+def _basis(runs: Sequence[Run], widest: int) -> list[int]:
+    """Which monomials the runs can tell apart."""
+    widths = {run.width for run in runs}
+    short = max(widths) < widest
+    if len(widths) == 1:
+        powers = [2 if short else 0]
+    elif len(widths) == 2:
+        # Between the two a chord lies above any parabola; beyond them a parabola above it.
+        powers = [0, 2 if short else 1]
+    else:
+        powers = [0, 1, 2]
     # With one number of samples nothing tells what they share: to be safe, they share nothing.
     alone = len({run.samples for run in runs}) == 1
-    return [3 + power for power in powers] + ([] if alone else list(powers))
+    shared = [] if alone else sorted({0, *powers})
+    return [3 + power for power in powers] + shared
 
 
 def _aligned(runs: Sequence[Run]) -> tuple[list[list[int]], float]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gradaccum.errors import InputError, shown
 
-__all__ = ["parse_size", "show_bytes"]
+__all__ = ["parse_size"]
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
@@ -54,20 +54,6 @@ def parse_size(size: object, *, name: str = "memory") -> int | Literal["auto"]:
     if value < 1:
         raise _no_size(name, size)
     return value
-
-
-def show_bytes(size: float) -> str:
-    """A number of bytes for people to read, in units of 1,024.
-
-    Examples:
-        >>> show_bytes(900), show_bytes(12 * 1024**3), show_bytes(1536)
-        ('900 B', '12.0 GiB', '1.5 KiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"
 
 
 def _no_size(name: str, size: object) -> InputError:

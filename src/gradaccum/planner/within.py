@@ -10,8 +10,8 @@ from gradaccum.errors import PlanError
 from gradaccum.planner.lengths import checked_lengths, whole_number
 from gradaccum.planner.optimum import cut_within
 from gradaccum.planner.pack import default_overhead, grouped
-from gradaccum.planner.size import show_bytes
 from gradaccum.records import MemoryModel, Plan
+from gradaccum.records.fit import show_bytes
 
 __all__ = ["even_within", "plan_within", "rooms"]
 
@@ -142,13 +142,14 @@ def rooms(descending: Sequence[int], fits: Callable[[int, int], bool]) -> list[i
 
 def _refuse_floor(model: MemoryModel, limit: int) -> None:
     if model.floor > limit:
+        least = max(model.bytes(1), model.floor)
         raise PlanError(
             "memory-floor",
             "The model, its gradients and its optimizer alone take more than the memory given.",
             got=f"{show_bytes(model.resident)} that stay, {show_bytes(model.step)} more while the "
             f"optimizer steps; memory of {show_bytes(limit)} ({limit:,} bytes)",
             expected=f"at least {model.floor:,} bytes, and room for a sample beside what stays",
-            do=f"memory={model.bytes(1)} or more; or an optimizer with less state",
+            do=f"memory={least} or more; or an optimizer with less state",
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gradaccum.records.finding import Evidence as Evidence
 from gradaccum.records.finding import Finding as Finding
+from gradaccum.records.fit import Fit as Fit
+from gradaccum.records.fit import FitRow as FitRow
 from gradaccum.records.memory import MemoryModel as MemoryModel
 from gradaccum.records.memory import Phase as Phase
 from gradaccum.records.plan import Plan as Plan
@@ -13,6 +15,8 @@ from gradaccum.records.update import Update as Update
 __all__ = [
     "Evidence",
     "Finding",
+    "Fit",
+    "FitRow",
     "MemoryModel",
     "Phase",
     "Plan",
