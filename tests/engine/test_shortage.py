@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import gradaccum as ga
-from gradaccum.engine.batch import Group
+from gradaccum.engine.grouping import Group
 from gradaccum.errors import ShortageError
 from shortage import SAYINGS, Countdown, FailingForward, failing_arrivals
 
@@ -85,7 +85,7 @@ class Training:
         """What the update is if these sizes are right from the start."""
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         groups = [Group(range(s, s + n), None, 0) for s, n in zip(starts, sizes, strict=True)]
-        self.acc._groups = lambda *_: groups  # type: ignore[method-assign]
+        self.acc._grouping.groups = lambda *_: groups  # type: ignore[method-assign]
         self.acc.step(BATCH, self.loss)
         assert self.sizes == sizes
         return self.photograph()

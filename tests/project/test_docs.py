@@ -43,8 +43,10 @@ def slugs_in_source() -> set[str]:
                 found.update(d.value for a, d in named if a.arg == "slug" and d is not None)
             if not isinstance(node, ast.Call):
                 continue
-            name = node.func.id if isinstance(node.func, ast.Name) else ""
-            given = node.args[:1] if name.endswith("Error") else []
+            # `kind_of(error)` is the class of a ShortageError
+            name = ast.unparse(node.func)
+            made = name.endswith("Error") or name == "kind_of(error)"
+            given = node.args[:1] if made else []
             given += [keyword.value for keyword in node.keywords if keyword.arg == "slug"]
             slugs = [one.value for one in given if isinstance(one, ast.Constant)]
             found.update(slug for slug in slugs if re.fullmatch(r"[a-z-]+", str(slug)))

@@ -11,13 +11,13 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradaccum.engine import state as states
-from gradaccum.engine.batch import Batches, Group
+from gradaccum.engine.batch import Batches
 from gradaccum.engine.core import Core
 from gradaccum.engine.grads import Gradients
+from gradaccum.engine.grouping import Grouping, Work
 from gradaccum.engine.loop import Loop, Microbatch
 from gradaccum.engine.precision import Scaling
 from gradaccum.engine.refuse import (
-    read_budget,
     read_every,
     read_limit,
     read_optimizers,
@@ -28,9 +28,8 @@ from gradaccum.engine.refuse import (
 from gradaccum.engine.stream import counted, read_counts, regrouped
 from gradaccum.engine.update import Settings
 from gradaccum.errors import InputError, LoopError, shown
-from gradaccum.planner.pack import plan
 from gradaccum.planner.padding import Side
-from gradaccum.planner.split import Samples, even, gather
+from gradaccum.planner.split import gather
 from gradaccum.records import Update
 
 __all__ = ["Accumulator"]
@@ -166,6 +165,7 @@ class Accumulator:
             Scaling(scaler, optimizers),
             settings,
         )
+        self._grouping = Grouping(model, optimizers)
         self._batches = Batches(model, self._core, isolate == "sample")
         self._loop = Loop(self._core, self._next_every, self._batches.snapshots)
 
@@ -259,6 +259,7 @@ class Accumulator:
         *,
         lengths: Lengths | None = None,
         budget: int | None = None,
+        memory: int | str | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         trim: Trim | None = "right",
         counts: object = None,
@@ -267,8 +268,9 @@ class Accumulator:
         """Make one update of a batch of any size, split into micro-batches.
 
         Without options it is split evenly into `every`. With `lengths`, samples of like length go
-        together; with `budget`, no micro-batch is larger than that. Each micro-batch is moved to
-        the model's device when its turn comes. After an error nothing of the batch is left behind.
+        together; with `budget` or `memory`, no micro-batch is larger than that. Each micro-batch
+        is moved to the model's device when its turn comes, and one that runs out of memory leaves
+        no trace and is run in smaller parts. After an error nothing of the batch is left behind.
 
         Args:
             batch: a tensor, or tensors in dicts, tuples, lists and dataclasses, with samples along
@@ -279,6 +281,10 @@ class Accumulator:
                 with `collate`).
             budget: most padded elements (samples times width) in one micro-batch; without
                 `lengths`, most samples.
+            memory: most bytes at the peak, with the model, its gradients and the optimizer's
+                state: `"12GiB"`, a number of bytes, or `"auto"` for what the device can give. A
+                few small micro-batches are measured the first time (see `gradaccum.fit`), and
+                then there are as few micro-batches as fit.
             collate: makes a micro-batch of a list of samples.
             trim: as in `microbatches`.
             counts: the batch's count of loss terms if it is known ahead: a number, `{name:
@@ -289,7 +295,9 @@ class Accumulator:
         Raises:
             BatchError: if the batch cannot be split as asked.
             LoopError: if a window is open.
-            PlanError: if a sample is longer than the budget.
+            PlanError: if a sample alone is beyond `budget` or `memory`.
+            ShortageError: if a single sample does not fit in memory, or the optimizer's step.
+            NonFiniteError: with `on_nonfinite="raise"`.
         """
         if self._core.begun:
             self._core.sound_window()
@@ -301,12 +309,13 @@ class Accumulator:
                 do="acc.flush() steps it, acc.discard() drops it",
             )
         samples = gather([batch], lengths=lengths, collate=collate, trim=trim)
-        groups = self._groups(samples, budget)
         declared = None
         if counts is not None:
             declared = read_counts([counts(batch) if callable(counts) else counts])
+        work = Work(samples, loss_fn, reduction, declared)
         self._loop.stand_aside()
-        update = self._batches.run(samples, groups, loss_fn, reduction, declared)
+        groups = self._grouping.groups(work, self._next_every, budget, memory)
+        update = self._batches.run(work, groups)
         self._core.announce(update)
         return update
 
@@ -347,16 +356,6 @@ class Accumulator:
 
     def _next_every(self) -> int:
         return read_every(self._every, self.updates)
-
-    def _groups(self, samples: Samples, budget: int | None) -> list[Group]:
-        every = self._next_every()
-        if samples.lengths is not None:
-            most = None if budget is not None else every
-            chosen = plan(samples.lengths, budget=budget, microbatches=most)
-            return [Group(one.indices, one.width, one.padded - one.real) for one in chosen]
-        if budget is not None:
-            every = -(-len(samples) // read_budget(budget))
-        return [Group(indices, None, 0) for indices in even(len(samples), every)]
 
 
 def _refuse_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -8,7 +8,7 @@ possible to the bit, the window is begun again with the sizes that are known by 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from gradaccum.engine.core import Core, Rejected
 from gradaccum.engine.finite import all_finite, loss_flag, source_of
-from gradaccum.engine.loss import Number, Part, read_parts, read_result
+from gradaccum.engine.grouping import Group, Work
+from gradaccum.engine.loss import Part, read_parts, read_result
+from gradaccum.engine.move import ahead
 from gradaccum.engine.probe import probe
 from gradaccum.engine.resident import state_tensors
 from gradaccum.engine.shortage import asked_bytes, first_line, is_shortage, let_go
@@ -25,22 +27,11 @@ from gradaccum.engine.transaction import Snapshot, Snapshots
 from gradaccum.engine.untouched import untouched
 from gradaccum.errors import InputError, NonFiniteError, ShortageError
 from gradaccum.planner.meter import Meter, meter_for
-from gradaccum.planner.size import show_bytes
-from gradaccum.planner.split import Samples, even, move
+from gradaccum.planner.split import even, move
 from gradaccum.records import Update
+from gradaccum.records.fit import show_bytes
 
-__all__ = ["Batches", "Group", "LossFn"]
-
-LossFn = Callable[[nn.Module, Any], object]
-
-
-class Group(NamedTuple):
-    """Samples of one micro-batch."""
-
-    indices: Sequence[int]
-    width: int | None
-    """Elements of its longest sample; `None` where no lengths were given."""
-    padding: int
+__all__ = ["Batches"]
 
 
 class _Shortage(NamedTuple):
@@ -85,30 +76,22 @@ class Batches:
         except InputError:
             return None
 
-    def run(
-        self,
-        samples: Samples,
-        groups: Iterable[Group],
-        loss_fn: LossFn,
-        reduction: str,
-        declared: dict[str, Number] | None,
-    ) -> Update:
+    def run(self, work: Work, groups: Iterable[Group]) -> Update:
         """Make the update of a batch.
 
         Args:
-            samples: the whole batch.
-            groups: which of them form which micro-batch, in order.
-            loss_fn: as in `Accumulator.step`.
-            reduction: as in `Accumulator.step`.
-            declared: the counts, where they are known ahead.
+            work: the batch.
+            groups: which of its samples form which micro-batch, in order.
         """
-        run = _Run(self, samples, loss_fn, reduction, declared)
+        run = _Run(self, work)
         try:
             update = run.all([piece for group in groups for piece in run.fitting(group)])
         except BaseException:
             self.core.discard()
             run.restore_start()
             raise
+        finally:
+            run.close()
         meter = self.meter() if self.sizes.decided else None
         self.sizes.rest(None if meter is None else _room(meter))
         return update
@@ -122,22 +105,14 @@ def _room(meter: Meter) -> float:
 class _Run:
     """One batch on its way through its window."""
 
-    def __init__(
-        self,
-        batches: Batches,
-        samples: Samples,
-        loss_fn: LossFn,
-        reduction: str,
-        declared: dict[str, Number] | None,
-    ) -> None:
+    def __init__(self, batches: Batches, work: Work) -> None:
         self._batches = batches
         self._core = batches.core
-        self._samples = samples
-        self._loss_fn = loss_fn
-        self._reduction = reduction
-        self._declared = declared
+        self._work = work
+        self._samples = work.samples
         self._where = ""
         self._start = batches.snapshots.take()
+        self._coming: Iterator[Any] = iter(())
 
     def restore_start(self) -> None:
         """Leave random states and buffers as they were before the batch."""
@@ -149,7 +124,8 @@ class _Run:
         here = self._start
         done: list[Group] = []
         todo = deque(groups)
-        self._core.open(len(todo), self._declared)
+        self._core.open(len(todo), self._work.declared)
+        self._send(todo)
         while True:
             self._where = f"micro-batch {len(done) + 1} of {len(done) + len(todo)}"
             result = self._attempt(todo[0], last=len(todo) == 1)
@@ -160,6 +136,7 @@ class _Run:
                 if bad and good:
                     self._without(bad)
                     todo[0] = self._group(good)
+                    self._send(todo)
                     continue
                 dropped = self._core.drop(len(todo) == 1, todo.popleft().indices)
                 if not todo:
@@ -182,7 +159,8 @@ class _Run:
                     window.expected = len(done) + len(todo)
                 else:
                     done = []
-                    self._core.open(len(todo), self._declared)
+                    self._core.open(len(todo), self._work.declared)
+                self._send(todo)
             elif result is not None:
                 return result
             else:
@@ -196,7 +174,7 @@ class _Run:
 
     def _attempt(self, group: Group, last: bool) -> Update | _Shortage | Rejected | None:
         try:
-            parts = self._parts(group)
+            parts = self._read(next(self._coming))
             return self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
         except Rejected:
             return Rejected()
@@ -206,16 +184,29 @@ class _Run:
             if not is_shortage(error):
                 raise
             shortage = _Shortage(first_line(error), asked_bytes(error))
+            self.close()
             let_go(error)
         return shortage
 
+    def _send(self, groups: Iterable[Group]) -> None:
+        """Let the groups' batches travel to the device, each while the one before it computes."""
+        self.close()
+        take = self._samples.microbatch
+        batches = (take(group.indices, group.width) for group in list(groups))
+        self._coming = ahead(batches, self._batches.device)
+
+    def close(self) -> None:
+        """Drop what is on its way."""
+        self._coming = iter(())
+
     def _parts(self, group: Group) -> list[Part]:
-        where = self._where
-        micro_batch = move(
-            self._samples.microbatch(group.indices, group.width), self._batches.device
-        )
-        loss, count = read_result(self._loss_fn(self._batches.model, micro_batch), where)
-        return read_parts(loss, count, self._reduction, lambda: where)
+        taken = self._samples.microbatch(group.indices, group.width)
+        return self._read(move(taken, self._batches.device))
+
+    def _read(self, micro_batch: Any) -> list[Part]:
+        where, work = self._where, self._work
+        loss, count = read_result(work.loss_fn(self._batches.model, micro_batch), where)
+        return read_parts(loss, count, work.reduction, lambda: where)
 
     def _restore(self, snapshot: Snapshot) -> None:
         lost = self._batches.snapshots.restore(snapshot)
@@ -247,12 +238,12 @@ class _Run:
         try:
             found = probe(
                 model,
-                self._loss_fn,
+                self._work.loss_fn,
                 self._samples,
                 meter=meter,
                 optimizers=optimizers,
-                reduction=self._reduction,
-                declared=self._declared is not None,
+                reduction=self._work.reduction,
+                declared=self._work.declared is not None,
             )
         except Exception as error:
             if not is_shortage(error):

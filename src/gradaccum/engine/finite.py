@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from gradaccum.engine.loss import Part, is_zero
 
@@ -68,7 +69,7 @@ def source_of(model: nn.Module, run: Callable[[], Any]) -> str:
 
 
 def _tensors(tree: object) -> list[Tensor]:
-    leaves = torch.utils._pytree.tree_leaves(tree)
+    leaves = tree_leaves(tree)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gradaccum.engine.probe import Probed, out_of_memory, probe, read_limit
+from gradaccum.engine.probe import Probed, probe, read_limit
 from gradaccum.engine.refuse import read_optimizers, refuse_ranks
 from gradaccum.engine.resident import owned
+from gradaccum.engine.shortage import is_shortage
 from gradaccum.errors import InputError, PlanError, shown
 from gradaccum.planner.meter import Meter, meter_for
 from gradaccum.planner.padding import Side
@@ -22,7 +23,7 @@ from gradaccum.planner.within import even_within, plan_within
 from gradaccum.records import Fit, FitRow, Plan
 from gradaccum.records.fit import show_bytes
 
-__all__ = ["device_of", "fit"]
+__all__ = ["device_of", "fit", "nothing_ran"]
 
 
 def fit(
@@ -88,9 +89,9 @@ def fit(
             timed=True,
         )
     except Exception as error:
-        if not out_of_memory(error):
+        if not is_shortage(error):
             raise
-        raise _nothing_ran(meter, limit, error) from error
+        raise nothing_ran(meter, limit, error) from error
     plan, most, groups = _choose(samples, probed, limit)
     longest = max(samples.lengths) if samples.lengths is not None else 1
     shapes = _shapes(samples, plan, groups)
@@ -177,7 +178,8 @@ def _rows(samples: Samples, probed: Probed, most: int) -> tuple[FitRow, ...]:
     return tuple(sorted(rows, key=lambda row: (row.width or 0, row.samples)))
 
 
-def _nothing_ran(meter: Meter, limit: int, error: Exception) -> PlanError:
+def nothing_ran(meter: Meter, limit: int, error: Exception) -> PlanError:
+    """The refusal where the smallest micro-batch did not fit."""
     return PlanError(
         "memory-probe",
         f"Not even a single sample could be run on {meter.device}.",

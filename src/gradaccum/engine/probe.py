@@ -15,6 +15,7 @@ from gradaccum.engine.grads import fill
 from gradaccum.engine.loss import Part, read_parts, read_result
 from gradaccum.engine.move import lane_of
 from gradaccum.engine.resident import foretell, owned, state_tensors
+from gradaccum.engine.shortage import is_shortage
 from gradaccum.engine.untouched import untouched
 from gradaccum.planner.ladder import Ladder, Rung
 from gradaccum.planner.live import storages
@@ -23,7 +24,7 @@ from gradaccum.planner.phases import Run, fit_phases
 from gradaccum.planner.split import Samples, move
 from gradaccum.records import MemoryModel, Phase
 
-__all__ = ["LossFunction", "Probed", "Resident", "out_of_memory", "probe", "read_limit"]
+__all__ = ["LossFunction", "Probed", "Resident", "probe", "read_limit"]
 
 LossFunction = Callable[[nn.Module, Any], object]
 
@@ -115,7 +116,7 @@ def probe(
         try:
             terms = runner.prepare(ladder.first)
         except Exception as error:
-            if not out_of_memory(error) or len(ladder.first.indices) == 1:
+            if not is_shortage(error) or len(ladder.first.indices) == 1:
                 raise
             ladder = Ladder(len(samples), samples.lengths, few=1)
             terms = runner.prepare(ladder.first)
@@ -132,7 +133,7 @@ def probe(
                 found = runner.measure(rung)
                 took = runner.clock(rung) if timed else 0.0
             except Exception as error:
-                if not runs or not out_of_memory(error):
+                if not runs or not is_shortage(error):
                     raise
                 break  # what is known so far has to do
             runs.append(found)
@@ -223,25 +224,6 @@ class _Runner:
     def _backward(self, going: _Going) -> None:
         # A window's seeds are other numbers of the same shape.
         torch.autograd.backward([part.loss for part in going.parts])
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device or the host has no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS)
-
-
-_SIGNS = (
-    "out of memory",
-    "DefaultCPUAllocator",
-    "not enough memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "std::bad_alloc",
-    "could not create a memory",
-)
 
 
 def _is_compiled(module: nn.Module) -> bool:
