@@ -24,6 +24,7 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSa
 import gradaccum as ga
 from common import Table, arguments, interleaved
 from gradaccum.demo.data import Corpus, collate, length, load
+from gradaccum.demo.measure import peak_memory
 from gradaccum.demo.model import Decoder, DecoderConfig, loss_fn
 
 BATCH, MICRO, EVERY, ROUNDS = 64, 8, 8, 9
@@ -116,6 +117,57 @@ def ours(model: nn.Module) -> Update:
         acc.step(batch, loss_fn, lengths=length, budget=BUDGET, collate=collate)
 
     return update
+
+
+def a_tenth(model: nn.Module, batch: Batch) -> int:
+    """Bytes for what stays, and for a tenth of the activations that the whole batch takes."""
+    fit = ga.fit(
+        model, loss_fn, batch, optimizer=optimizer_of(model), lengths=length, collate=collate
+    )
+    stays = fit.parameters + fit.gradients + fit.optimizer
+    whole = fit.memory.bytes(len(batch), max(map(length, batch)))
+    return stays + (whole - stays) // 10
+
+
+def ours_in(model: nn.Module, memory: int) -> Update:
+    """The whole batch in one call, in so many bytes."""
+    acc = ga.Accumulator(model, optimizer_of(model))
+
+    def update(batch: Batch) -> None:
+        acc.step(batch, loss_fn, lengths=length, memory=memory, collate=collate)
+
+    return update
+
+
+def in_a_tenth(start: nn.Module, batches: Sequence[Batch], cut: int, rounds: int) -> Table:
+    """The same update in a tenth of the memory: time beside the usual loop, and the peak."""
+    memory = a_tenth(copy.deepcopy(start), batches[0])
+    ways: dict[str, Update] = {
+        "usual loop": hand_written(copy.deepcopy(start), in_order),
+        "gradaccum, memory=": ours_in(copy.deepcopy(start), memory),
+    }
+    seconds = interleaved(
+        {name: fed(update, batches) for name, update in ways.items()},
+        rounds=rounds,
+        clock=time.perf_counter,
+    )
+    ways["whole batch"] = hand_written(copy.deepcopy(start), lambda batch: [batch])
+    table = Table(f"In a tenth of the whole batch's activations, cut at {cut:,} tokens")
+    peaks = {}
+    for name, update in ways.items():
+        with peak_memory(torch.device("cpu")) as peak:
+            update(batches[1])
+        peaks[name] = peak.value
+    for name in ways:
+        pairs = zip(seconds.get(name, ()), seconds["usual loop"], strict=False)
+        ratios = [value / base for value, base in pairs]
+        table.add(
+            loop=name,
+            ratio=round(median(ratios), 3) if ratios else "",
+            peak_MB=round(peaks[name] / 1e6, 1),
+            of_the_whole=round(peaks[name] / peaks["whole batch"], 3),
+        )
+    return table
 
 
 def grouped_order(corpus: Corpus) -> list[int]:
@@ -237,6 +289,11 @@ def main() -> None:
         grouped_epoch = batches_of(grouped_order(corpus), corpus)
         timed = measure(corpus, cut, grouped_epoch, options.rounds or ROUNDS)
         timed.show(options.out, f"ragged-{cut}")
+        torch.manual_seed(0)
+        start = Decoder(DecoderConfig(len(corpus.tokenizer.words), cut))
+        rounds = options.rounds or ROUNDS
+        batches = corpus.batches(BATCH, rounds, seed=0)
+        in_a_tenth(start, batches, cut, rounds).show(options.out, f"ragged-{cut}-memory")
         sampling(corpus, cut, grouped_epoch).show(options.out, f"ragged-{cut}-sampling")
     print(READING)
 

@@ -65,7 +65,7 @@ def test_the_update_is_that_of_the_whole_batch() -> None:
     truth, one = train()
     found, several = train(memory="480KB")
     assert (one.microbatches, one.count) == (1, 64)
-    assert several.microbatches > 2
+    assert several.microbatches > 1
     for a, b in zip(truth, found, strict=True):
         # the sums of 64 samples in another order
         torch.testing.assert_close(a, b, rtol=64 * torch.finfo(torch.float64).eps, atol=1e-14)
