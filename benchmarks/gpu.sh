@@ -31,7 +31,7 @@ part engine 170 $python -m pytest -q -p no:cacheprovider tests/engine -m "not sl
 part memory 60 $python benchmarks/on_device.py memory --device "$device" --out "$out"
 part oom 60 $python benchmarks/on_device.py oom --device "$device" --out "$out"
 part bf16 60 $python benchmarks/on_device.py bf16 --device "$device" --out "$out"
-part ragged 60 $python benchmarks/on_device.py ragged --device "$device" --out "$out"
+part ragged 90 $python -m gradaccum demo --device "$device" --updates 3 --out "$out/ragged"
 part prefetch 30 $python -m pytest -q -p no:cacheprovider tests/engine/test_move.py tests/planner/test_meter.py -m "not slow"
 
 echo "device $device, $(($(date +%s) - began)) s in all${failed:+, FAILED:$failed}"
