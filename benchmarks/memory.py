@@ -58,7 +58,7 @@ class Outcome:
     first_update_s: float = 0.0
     """Seconds until the first update, the search included."""
     first_update_cpu_s: float = 0.0
-    """The same in seconds of this process's own work, which other processes do not stretch."""
+    """The same in seconds of the processors, which other processes do not stretch."""
     update_s: float = 0.0
     """Median seconds of the updates after that."""
     microbatches: int = 1

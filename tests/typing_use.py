@@ -48,3 +48,5 @@ acc.discard()
 state: dict[str, object] = acc.state_dict()
 chosen: ga.Plan = ga.plan([3, 4, 5], budget=10)
 widths: list[int] = [one.width for one in chosen]
+found: ga.Fit = ga.fit(model, loss_fn, torch.randn(9, 2), optimizer=optimizer, memory="1GiB")
+size: int = found.memory.bytes(8, 512)

@@ -39,7 +39,7 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         query, key, value = self.inner(hidden).chunk(3, dim=-1)
         n = hidden.shape[1]
-        mask = torch.full((n, n), -1e9).triu(1)
+        mask = torch.full((n, n), -1e9, device=hidden.device).triu(1)
         scores = query @ key.transpose(1, 2) + mask
         return hidden + scores.softmax(-1) @ value
 

@@ -112,14 +112,16 @@ def probe(
     ladder = Ladder(len(samples), samples.lengths)
     runs: list[Run] = []
     seconds: list[float] = []
-    with untouched(model):
+    with untouched(model) as writes:
         try:
-            terms = runner.prepare(ladder.first)
+            with writes:
+                terms = runner.prepare(ladder.first)
         except Exception as error:
             if not is_shortage(error) or len(ladder.first.indices) == 1:
                 raise
             ladder = Ladder(len(samples), samples.lengths, few=1)
-            terms = runner.prepare(ladder.first)
+            with writes:
+                terms = runner.prepare(ladder.first)
         ahead = foretell(optimizers, runner.having)
         gradients = runner.gradients * (1 if declared else terms)
         resident = _resident(model, optimizers, meter, before, gradients, ahead.state)
@@ -164,7 +166,9 @@ class _Runner:
         self._model, self._loss_fn, self._samples = model, loss_fn, samples
         self._meter, self._reduction = meter, reduction
         self._ahead = lane_of(meter.device) is not None
-        self._compiled = any(_is_compiled(module) for module in model.modules())
+        # On the CPU operators are looked at in any case.
+        compiled = any(_is_compiled(module) for module in model.modules())
+        self._marks = meter.device.type == "cpu" or not compiled
         self.having: list[nn.Parameter] = []
         """Parameters on the device that get a gradient; known once `prepare` has run."""
         self.gradients = 0
@@ -184,7 +188,7 @@ class _Runner:
     def measure(self, rung: Rung) -> Run:
         """Run one, and count its bytes."""
         fill(self.having)
-        with self._meter.peak(marks=not self._compiled) as peak:
+        with self._meter.peak(marks=self._marks) as peak:
             going = self._forward(rung, peak.begin)
             peak.turn()
             self._backward(going)

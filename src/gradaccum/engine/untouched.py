@@ -15,18 +15,19 @@ from torch.utils._pytree import tree_leaves
 from gradaccum.engine.grads import apart
 from gradaccum.engine.state import load_random, save_random
 
-__all__ = ["untouched"]
+__all__ = ["Writes", "untouched"]
 
 _PLAIN = (bool, int, float, complex, str, type(None), Tensor)
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Generator[None]:
+def untouched(model: nn.Module) -> Generator[Writes]:
     """Whatever a forward and backward inside changes is afterwards as it was, to the bit.
 
-    That is: gradients (there are none at the entrance), buffers, parameters that a forward writes
-    to, plain attributes of modules (counters, cached tensors), train and eval mode, and the random
-    states of torch, its devices, Python and numpy. What a module keeps in lists, or what hooks
+    That is: gradients (there are none at the entrance), buffers, plain attributes of modules
+    (counters, cached tensors), train and eval mode, and the random states of torch, its devices,
+    Python and numpy. Parameters that a forward writes to are put back if the first run was watched:
+    `with untouched(model) as writes, writes: ...`. What a module keeps in lists, or what hooks
     write elsewhere, is not seen.
 
     Examples:
@@ -47,10 +48,10 @@ def untouched(model: nn.Module) -> Generator[None]:
     state = numpy.random.get_state() if numpy is not None else None
     held = {id(leaf): leaf for _, plain, _ in attributes for leaf in plain.values()}
     kept = [leaf for leaf in held.values() if isinstance(leaf, Tensor)]
-    writes = _Writes([*model.parameters(), *kept])
+    writes = Writes([*model.parameters(), *kept])
     try:
-        with apart(list(model.parameters())), writes:
-            yield
+        with apart(list(model.parameters())):
+            yield writes
     finally:
         for module, plain, named in attributes:
             _restore(module, plain)
@@ -64,8 +65,12 @@ def untouched(model: nn.Module) -> Generator[None]:
             numpy.random.set_state(state)
 
 
-class _Writes(TorchDispatchMode):
-    """Copies a tensor before an operator writes to it; the others are never copied."""
+class Writes(TorchDispatchMode):
+    """Copies a tensor before an operator writes to it; the others are never copied.
+
+    It looks at each operator, which takes time and keeps `torch.compile` from compiling: what a
+    forward writes to is known from its first run.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
