@@ -40,7 +40,7 @@ SHORT, LONG, BATCH, EVERY, ROUNDS = 48, 512, 64, 8, 9
 STEPS = 1 << 12
 
 Grads = list[Tensor]
-HAS_GRAD_DTYPE = hasattr(Tensor, "grad_dtype")  # torch 2.10 and later
+HAS_GRAD_DTYPE = hasattr(Tensor, "grad_dtype")  # torch 2.13 has it, 2.6 not
 
 
 def decoder(corpus: Corpus, longest: int) -> nn.Module:

@@ -102,11 +102,14 @@ class Core:
             merged = self._backward(window, parts, factors, retain_graph)
         if first:
             self.gradients.refuse_stepped()
+        lands = self.gradients.lands
+        if lands and factors is None:  # the commit may fail and be undone, so it comes first
+            self.gradients.seal(window.terms.values())
+        window.add(parts, padding)
         if factors is not None:
-            window.add(parts, padding)
             return self._make_update(window, 1 if merged else _only(factors))
-        self.gradients.seal(window.terms.values())
-        window.add(parts, padding)  # after what may still fail
+        if not lands:
+            self.gradients.seal(window.terms.values())
         window.broken = False
         return None
 
