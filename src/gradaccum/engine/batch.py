@@ -276,7 +276,7 @@ class _Run:
         return sorted(bad)
 
     def _is_finite(self, indices: list[int]) -> bool:
-        with untouched(self._batches.model):
+        with untouched(self._batches.model) as writes, writes:
             try:
                 parts = self._parts(self._group(sorted(indices)))
             except Exception:
@@ -297,7 +297,7 @@ class _Run:
         """The error with the samples and the module that it comes from."""
         bad = self._bad_samples(group)
         named = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
-        with untouched(self._batches.model):
+        with untouched(self._batches.model) as writes, writes:
             source = source_of(
                 self._batches.model, lambda: self._parts(self._group(bad or group.indices))
             )

@@ -174,7 +174,7 @@ class Gradients:
         """After a window's first backward: no optimizer may have stepped inside it."""
         self._guard.refuse_stepped()
 
-    def release(self, *, widen: bool = False) -> None:
+    def release(self, widen: bool = False) -> None:
         """The window's micro-batches are in: what changes from here on is its own update.
 
         Args:

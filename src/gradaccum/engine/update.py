@@ -71,7 +71,7 @@ class Updater:
             index: number of the update.
         """
         unscales = self._scaling.scaler is not None and not self.folds
-        self._gradients.release(widen=unscales)
+        self._gradients.release(unscales)
         settings = self._settings
         if unscales:
             self._scaling.unscale(self._gradients.stand_in)

@@ -134,8 +134,7 @@ class Wide:
         Args:
             widen: also where every parameter had one gradient, or none, in this window.
         """
-        pairs = list(zip(self.sums, self._dtypes, strict=True))
-        if not widen and not any(_is_wide(total, dtype) for total, dtype in pairs):
+        if not widen and not any(map(_is_wide, self.sums, self._dtypes)):
             return False
         for i, total in enumerate(self.sums):
             if total is not None:
