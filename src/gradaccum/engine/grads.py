@@ -22,12 +22,21 @@ from torch.utils.hooks import RemovableHandle
 
 from gradaccum.engine.finite import all_finite
 from gradaccum.engine.guard import Guard
+from gradaccum.engine.lists import (
+    by_device,
+    multiply_,
+    plain_sums,
+    scaled_add,
+    values_of,
+    versions,
+)
 from gradaccum.engine.loss import Count, is_one
+from gradaccum.engine.precision import StandIn
 from gradaccum.engine.wide import Sums, Wide, Width, narrowed, plain
 from gradaccum.engine.window import Term
 from gradaccum.errors import InterferenceError, NonFiniteError, StaleGradientError
 
-__all__ = ["GradientSum", "Gradients", "Share", "StandIn", "apart", "fill"]
+__all__ = ["GradientSum", "Gradients", "Share", "apart", "fill"]
 
 GradientSum: TypeAlias = list[Tensor | None]
 """One gradient for each parameter, in the optimizers' order; `None` where none arrived."""
@@ -284,11 +293,11 @@ class Gradients:
 
     def held(self) -> GradientSum:
         """The window's gradients between micro-batches, wherever they are kept."""
-        return list(self._held) if self._wide is None else _plain(self._wide.sums)
+        return list(self._held) if self._wide is None else plain_sums(self._wide.sums)
 
     def held_apart(self) -> dict[str, GradientSum]:
         """The gradients of further terms, as far as they are kept here."""
-        return {name: _plain(sums) for name, sums in self._terms.items()}
+        return {name: plain_sums(sums) for name, sums in self._terms.items()}
 
     def zero(self) -> None:
         """Drop the gradients: every `.grad` of an owned parameter becomes `None`."""
@@ -352,12 +361,12 @@ class Gradients:
         if self._wide is None or self._width is None:
             return []
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if self._width.of(p)]
-        return [_values(grad) for grad in grads if grad is not None]
+        return [values_of(grad) for grad in grads if grad is not None]
 
     def scale_(self, factor: Count) -> None:
         """Multiply every gradient in place: one pass."""
-        for grads in _by_device(self._current()):
-            _multiply_(grads, factor)
+        for grads in by_device(self._current()):
+            multiply_(grads, factor)
 
     def clip_norm_(self, max_norm: float, factor: Count) -> Tensor:
         """Scale by `factor` and clip to a total norm in the one pass that clipping makes.
@@ -366,7 +375,7 @@ class Gradients:
             The total norm of the scaled gradient before clipping; shape `()`.
         """
         self._coalesce()
-        dense = [_values(grad) for grad in self._current() if grad is not None]
+        dense = [values_of(grad) for grad in self._current() if grad is not None]
         norm = torch.nn.utils.get_total_norm(dense)
         norm = norm if is_one(factor) else norm * factor
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -376,14 +385,14 @@ class Gradients:
     def clip_value_(self, limit: float) -> None:
         """Clamp every element to `[-limit, limit]`."""
         self._coalesce()
-        for grads in _by_device(self._current()):
+        for grads in by_device(self._current()):
             for grad in grads:
-                _values(grad).clamp_(-limit, limit)
+                values_of(grad).clamp_(-limit, limit)
 
     def refuse_nonfinite(self) -> None:
         """Raise if a gradient holds NaN or infinity; waits for the device."""
         for parameter in self._parameters:
-            if parameter.grad is not None and not torch.isfinite(_values(parameter.grad)).all():
+            if parameter.grad is not None and not torch.isfinite(values_of(parameter.grad)).all():
                 raise NonFiniteError(
                     "non-finite",
                     f"The window's gradient of `{self._name(parameter)}` is not finite.",
@@ -406,12 +415,12 @@ class Gradients:
         """Make nothing of what has landed where `bad` says so, without waiting for the device."""
         for grad in self.landed():
             if grad is not None:
-                _values(grad).masked_fill_(bad.to(grad.device), 0)
+                values_of(grad).masked_fill_(bad.to(grad.device), 0)
 
     def first_bad(self) -> str:
         """The name of a parameter whose gradient has landed and is not finite."""
         for parameter, grad in zip(cycle(self._parameters), self.landed(), strict=False):
-            if grad is not None and not torch.isfinite(_values(grad)).all():
+            if grad is not None and not torch.isfinite(values_of(grad)).all():
                 return f"`{self._name(parameter)}`"
         return "a parameter"
 
@@ -423,7 +432,7 @@ class Gradients:
         # A re-entrant checkpoint may bring a parameter's gradient in several pieces.
         for grad, factor in self._waiting.pop(id(parameter), ()):
             if grad is not None:
-                parameter.grad = _scaled_add(parameter.grad, grad, factor)
+                parameter.grad = scaled_add(parameter.grad, grad, factor)
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
@@ -435,12 +444,12 @@ class Gradients:
         self._wide = self._width.over(self._parameters) if self._width is not None else None
         if self._wide is not None:  # what stands in `.grad` between micro-batches
             self._held = [None] * len(self._parameters)
-            self._marks = _versions(self._held)
+            self._marks = versions(self._held)
 
     def _current(self) -> GradientSum:
         """What the update is made of: the wide sums until they are settled, then `.grad`."""
         if self._standing and self._wide is not None:
-            return _plain(self._wide.sums)
+            return plain_sums(self._wide.sums)
         return list(map(_grad, self._parameters))
 
     def _coalesce(self) -> None:
@@ -461,7 +470,7 @@ class Gradients:
         if not stale:
             return
         # `zero_grad(set_to_none=False)` leaves zeros; only this path, off the usual one, reads them
-        left = [p for p in stale if bool(_values(p.grad).any())]
+        left = [p for p in stale if bool(values_of(p.grad).any())]
         if not left:
             self._clear()
             return
@@ -488,13 +497,13 @@ class Gradients:
         )
 
     def _mark(self, grads: GradientSum) -> list[int]:
-        return list(map(_version, grads)) if self._absent == 0 else _versions(grads)
+        return list(map(_version, grads)) if self._absent == 0 else versions(grads)
 
     def _refuse_touched(self, grads: GradientSum) -> NoReturn:
         touched = next(
             i
             for i, (grad, held) in enumerate(zip(grads, self._held, strict=True))
-            if grad is not held or _versions([grad]) != self._marks[i : i + 1]
+            if grad is not held or versions([grad]) != self._marks[i : i + 1]
         )
         grad, held = grads[touched], self._held[touched]
         if grad is None:
@@ -561,68 +570,3 @@ def fill(parameters: Iterable[nn.Parameter]) -> int:
             grad.zero_()
         size += grad.numel() * grad.element_size()
     return size
-
-
-class StandIn:
-    """Sums as the gradients of parameters of their own dtype, in one group.
-
-    Args:
-        sums: what the parameters have as their gradients.
-    """
-
-    def __init__(self, sums: list[Tensor]) -> None:
-        self.param_groups = [{"params": list(map(_bearer, sums))}]
-
-
-def _bearer(total: Tensor) -> Tensor:
-    """A tensor of one element's memory that has `total` as its gradient."""
-    bearer = torch.empty((), dtype=total.dtype, device=total.device).expand(total.shape)
-    bearer.grad = total
-    return bearer
-
-
-def _plain(sums: Sums) -> GradientSum:
-    return [None if total is None else plain(total) for total in sums]
-
-
-def _scaled_add(new: Tensor | None, grad: Tensor, factor: Count) -> Tensor:
-    """`new + factor · grad`, in one pass, into `grad`'s memory."""
-    if new is None:
-        _multiply_([grad], factor)
-        return grad
-    if grad.is_sparse or new.is_sparse:
-        _multiply_([grad], factor)
-        return new + grad if grad.is_sparse else grad + new
-    if isinstance(factor, Tensor):
-        return torch.addcmul(new, grad, factor.to(grad.device), out=grad)
-    return torch.add(new, grad, alpha=factor, out=grad)
-
-
-def _multiply_(grads: list[Tensor], factor: Count) -> None:
-    if is_one(factor) or not grads:
-        return
-    if isinstance(factor, Tensor):
-        factor = factor.to(device=grads[0].device, non_blocking=True)
-    with torch.no_grad():
-        if any(grad.is_sparse for grad in grads):
-            for grad in grads:
-                grad.mul_(factor)
-        else:
-            torch._foreach_mul_(grads, factor)
-
-
-def _by_device(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor]]:
-    groups: dict[torch.device, list[Tensor]] = {}
-    for grad in grads:
-        if grad is not None:
-            groups.setdefault(grad.device, []).append(grad)
-    return groups.values()
-
-
-def _values(grad: Tensor | None) -> Tensor:
-    assert grad is not None
-    return grad._values() if grad.is_sparse else grad
-
-
-def _versions(grads: GradientSum) -> list[int]:
-    return [-1 if grad is None else grad._version for grad in grads]

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gradaccum.errors import InterferenceError
 
-__all__ = ["Scaling"]
+__all__ = ["Scaling", "StandIn"]
 
 
 class Scaling:
@@ -131,3 +131,21 @@ class Scaling:
         # The scaler makes its scale with the first loss, and changes it in place from then on.
         scale = self.scaler._scale if self.scaler is not None else None
         return -1 if scale is None else scale._version
+
+
+class StandIn:
+    """Sums as the gradients of parameters of their own dtype, in one group.
+
+    Args:
+        sums: what the parameters have as their gradients.
+    """
+
+    def __init__(self, sums: list[Tensor]) -> None:
+        self.param_groups = [{"params": list(map(_bearer, sums))}]
+
+
+def _bearer(total: Tensor) -> Tensor:
+    """A tensor of one element's memory that has `total` as its gradient."""
+    bearer = torch.empty((), dtype=total.dtype, device=total.device).expand(total.shape)
+    bearer.grad = total
+    return bearer
