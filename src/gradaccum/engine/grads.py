@@ -32,9 +32,10 @@ from gradaccum.engine.lists import (
 )
 from gradaccum.engine.loss import Count, is_one
 from gradaccum.engine.precision import StandIn
+from gradaccum.engine.touched import name_of, stale_error, touched_error
 from gradaccum.engine.wide import Sums, Wide, Width, narrowed, plain
 from gradaccum.engine.window import Term
-from gradaccum.errors import InterferenceError, NonFiniteError, StaleGradientError
+from gradaccum.errors import NonFiniteError
 
 __all__ = ["GradientSum", "Gradients", "Share", "apart", "fill"]
 
@@ -474,27 +475,7 @@ class Gradients:
         if not left:
             self._clear()
             return
-        some = "" if len(left) == len(self._parameters) else " The others have none."
-        since = f"since update {updates - 1}" if updates else "before the first window"
-        likely = (
-            "another loss's backward, which reaches them through a shared part (a GAN, a "
-            "regulariser)"
-            if some
-            else "a `loss.backward()` of your own without a zero_grad, or another accumulator that "
-            "was left in mid-window"
-        )
-        names = ", ".join(f"`{self._name(p)}`" for p in left[:3])
-        raise StaleGradientError(
-            "stale-gradient",
-            "A gradient stands in the parameters though no micro-batch has been added, so it "
-            "would leak into this update.",
-            got=f"{len(left)} of {len(self._parameters)} parameters have a gradient ({names}"
-            f"{', ...' if len(left) > 3 else ''}), left {since}.{some} "
-            f"Most likely it was left by {likely}",
-            expected="no gradient when a window opens",
-            do='optimizer.zero_grad() after what left it; or Accumulator(..., on_stale="zero") '
-            "where another loss is meant to pass through these parameters",
-        )
+        raise stale_error([self._name(p) for p in left], len(self._parameters), updates)
 
     def _mark(self, grads: GradientSum) -> list[int]:
         return list(map(_version, grads)) if self._absent == 0 else versions(grads)
@@ -505,39 +486,11 @@ class Gradients:
             for i, (grad, held) in enumerate(zip(grads, self._held, strict=True))
             if grad is not held or versions([grad]) != self._marks[i : i + 1]
         )
-        grad, held = grads[touched], self._held[touched]
-        if grad is None:
-            what = "was set to None (a `zero_grad()`)"
-        elif held is None:
-            what = "appeared"
-        elif grad is not held:
-            what = "was replaced"
-        else:
-            what = (
-                "was changed in place (a `zero_grad(set_to_none=False)`, a clip, or another "
-                "backward)"
-            )
-        raise InterferenceError(
-            "gradients-changed",
-            "Gradients changed in the middle of a window, so the update would miss or count twice "
-            "some of its micro-batches.",
-            got=f"the gradient of `{self._name(self._parameters[touched])}` {what} since the last "
-            "micro-batch",
-            expected="gradients that only `micro.backward` adds to",
-            do="remove zero_grad, clipping and other backwards from inside the loop (the "
-            'accumulator does them once per update); where another loss must pass, on_stale="zero"',
-        )
+        name = self._name(self._parameters[touched])
+        raise touched_error(name, grads[touched], self._held[touched])
 
     def _name(self, parameter: nn.Parameter) -> str:
-        for name, candidate in self._model.named_parameters(remove_duplicate=False):
-            if candidate is parameter:
-                return name
-        for o, optimizer in enumerate(self._optimizers):
-            for g, group in enumerate(optimizer.param_groups):
-                for i, candidate in enumerate(group["params"]):
-                    if candidate is parameter:
-                        return f"optimizer {o}, group {g}, parameter {i} (not in the model)"
-        return "a parameter that no optimizer owns"
+        return name_of(parameter, self._model, self._optimizers)
 
 
 @contextmanager
