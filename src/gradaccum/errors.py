@@ -10,6 +10,7 @@ GradaccumError
 │   └── InterferenceError      somebody else touched gradients or parameters in mid-window
 ├── NonFiniteError       a loss or gradient is NaN or infinite, and the user asked to hear of it
 ├── StateError           a saved state that does not belong here
+├── UnequalError         a report says that a batch may not be split (also an AssertionError)
 └── MissingExtraError    an optional dependency is not installed (also an ImportError)
 ```
 """
@@ -26,8 +27,10 @@ __all__ = [
     "NonFiniteError",
     "OpenWindowWarning",
     "PlanError",
+    "SplitWarning",
     "StaleGradientError",
     "StateError",
+    "UnequalError",
     "shown",
 ]
 
@@ -107,9 +110,17 @@ class StateError(GradaccumError, ValueError):
     """A saved state that belongs to another model, optimizer or version."""
 
 
+class UnequalError(GradaccumError, AssertionError):
+    """A report says that the update depends on how the batch is split."""
+
+
 class MissingExtraError(GradaccumError, ImportError):
     """An optional dependency is not installed."""
 
 
 class OpenWindowWarning(UserWarning):
     """A loop was left with a window half done; its gradients are still there."""
+
+
+class SplitWarning(UserWarning):
+    """Something makes the update depend on how its batch is split, and nobody chose that."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
@@ -10,7 +11,9 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradaccum.engine import state as states
+from gradaccum.engine.batchnorm import BatchNormChoice, Normalisation
 from gradaccum.engine.core import Core
+from gradaccum.engine.dropout import Draws, read_dropout, undisturbed
 from gradaccum.engine.grads import Gradients
 from gradaccum.engine.loop import Loop, Microbatch
 from gradaccum.engine.loss import Part, read_parts, read_result
@@ -75,6 +78,12 @@ class Accumulator:
         on_nonfinite: `"raise"` on a NaN or infinite loss or gradient, at the price of one wait
             for the device per micro-batch; `None` does not look. Under a scaler an infinite
             gradient is part of its search for a scale, and skips the update as usual.
+        batchnorm: what BatchNorm does in a window of several micro-batches: `"pooled"`,
+            `"frozen"` or `"microbatch"`; see `docs/coupling.md`. `None` is `"microbatch"` with a
+            `SplitWarning` that names the layers.
+        dropout: `"per-sample"`: in `step`, masks and random numbers depend on the update, the
+            sample and the place in the model, not on how the batch is split; see
+            `docs/coupling.md`. `None` draws them as torch does.
 
     Raises:
         InputError: for what accumulation cannot serve, such as LBFGS, an optimizer that steps
@@ -108,6 +117,8 @@ class Accumulator:
         on_update: Callable[[Update], object] | None = None,
         on_stale: Literal["raise", "zero"] = "raise",
         on_nonfinite: Literal["raise"] | None = None,
+        batchnorm: BatchNormChoice | None = None,
+        dropout: Literal["per-sample"] | None = None,
     ) -> None:
         refuse_ranks(model)
         optimizers = read_optimizers(optimizer, model)
@@ -115,6 +126,8 @@ class Accumulator:
             read_every(every, 0)
         _refuse_choice("on_stale", on_stale, ("raise", "zero"))
         _refuse_choice("on_nonfinite", on_nonfinite, ("raise", None))
+        _refuse_choice("batchnorm", batchnorm, ("pooled", "frozen", "microbatch", None))
+        _refuse_choice("dropout", dropout, ("per-sample", None))
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise InputError(
                 "choice",
@@ -153,7 +166,9 @@ class Accumulator:
             Gradients(model, optimizers, on_stale),
             Scaling(scaler, optimizers),
             settings,
+            Normalisation(model, batchnorm),
         )
+        self._dropout = read_dropout(model, dropout)
         self._loop = Loop(self._core, self._next_every)
 
     def __repr__(self) -> str:
@@ -209,6 +224,15 @@ class Accumulator:
             LoopError: if the loop leaves a micro-batch without a backward.
             InputError: if `every` returns no int >= 1, or the options do not fit together.
         """
+        if self._dropout is not None:
+            raise InputError(
+                "dropout-loop",
+                'dropout="per-sample" must be told which samples a forward is for, and in a loop '
+                "of your own the forward is yours.",
+                got='acc.microbatches(...) of an accumulator with dropout="per-sample"',
+                expected="acc.step(batch, loss_fn), which runs the forward",
+                do="update = acc.step(batch, loss_fn)",
+            )
         if lengths is None and (budget is not None or collate is not None):
             raise InputError(
                 "lengths-missing",
@@ -294,13 +318,21 @@ class Accumulator:
             declared = read_counts([counts(batch) if callable(counts) else counts])
         self._loop.stand_aside()
         self._core.open(len(groups), declared)
+        draws = None
+        if self._dropout is not None:
+            draws = self._dropout.update(self.updates, from_end=trim == "left")
         update = None
         try:
             for i, group in enumerate(groups):
                 where = f"micro-batch {i + 1} of {len(groups)}"
-                parts = self._parts(samples, group, loss_fn, reduction, where)
+                self._core.normalisation.start(i)
+                parts = self._parts(samples, group, loss_fn, reduction, where, draws)
                 last = i + 1 == len(groups)
-                update = self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
+                # Activation checkpointing runs parts of the forward again, inside backward.
+                with draws.mode if draws else nullcontext():
+                    update = self._core.add(
+                        parts, last=last, padding=group.padding, retain_graph=False
+                    )
                 del parts  # so that this micro-batch's graph is gone before the next forward
         except BaseException:
             self._core.discard()
@@ -328,7 +360,9 @@ class Accumulator:
         The model, the optimizer and the scheduler are yours to save beside it. The result holds
         plain types and tensors, so `torch.load(..., weights_only=True)` reads it.
         """
-        return states.save(self._core, self._loop.stage)
+        state = states.save(self._core, self._loop.stage)
+        state["dropout"] = None if self._dropout is None else self._dropout.base
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved window, bit for bit.
@@ -342,6 +376,8 @@ class Accumulator:
                 the first difference, and nothing has changed.
         """
         states.load(self._core, state)
+        if self._dropout is not None and state.get("dropout") is not None:
+            self._dropout.base = state["dropout"]
         self._loop.resume(state)
 
     def _next_every(self) -> int:
@@ -364,10 +400,22 @@ class Accumulator:
         loss_fn: Callable[[nn.Module, Any], object],
         reduction: str,
         where: str,
+        draws: Draws | None,
     ) -> list[Part]:
         device = next(self._model.parameters()).device
-        micro_batch = move(samples.microbatch(group.indices, group.width), device)
-        loss, count = read_result(loss_fn(self._model, micro_batch), where)
+
+        def forward(indices: Sequence[int]) -> object:
+            return loss_fn(self._model, move(samples.microbatch(indices, group.width), device))
+
+        def trial(indices: Sequence[int]) -> None:
+            with undisturbed(self._model):
+                forward(indices)
+
+        if draws is None:
+            result = forward(group.indices)
+        else:
+            result = draws.forward(group.indices, lambda: forward(group.indices), trial)
+        loss, count = read_result(result, where)
         return read_parts(loss, count, reduction, lambda: where)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradaccum.engine.batchnorm import Normalisation
 from gradaccum.engine.grads import Gradients, GradientSum, Share
 from gradaccum.engine.loss import Count, Number, Part, is_finite, is_one, is_zero
 from gradaccum.engine.precision import Scaling
@@ -36,6 +37,7 @@ class Core:
         gradients: of the parameters that the optimizers own.
         scaling: the scaler's part.
         settings: what an update does besides stepping.
+        normalisation: the policy for BatchNorm, told of all that becomes of a micro-batch.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class Core:
         gradients: Gradients,
         scaling: Scaling,
         settings: Settings,
+        normalisation: Normalisation,
     ) -> None:
         self.optimizers = optimizers
         self.gradients = gradients
         self.scaling = scaling
+        self.normalisation = normalisation
         self._raise_nonfinite = settings.raise_nonfinite
         self.updates = 0
         self.window: Window | None = None
@@ -102,6 +106,7 @@ class Core:
         if first:
             self.gradients.refuse_stepped()
         window.add(parts, padding)
+        self.normalisation.keep()
         if factors is not None:
             return self._make_update(window, 1 if merged else _only(factors))
         self.gradients.seal(window.terms.values())
@@ -129,6 +134,7 @@ class Core:
         if self.begun:
             self.gradients.zero()
             self.scaling.reset()
+        self.normalisation.drop()
         self.window = None
         self.apart = {}
 
@@ -247,6 +253,7 @@ class Core:
         """Leave a micro-batch out; with the window's last one, make the update of the others."""
         assert self.window is not None
         self.window.dropped += 1
+        self.normalisation.undo()
         return self.finish() if last else None
 
     def announce(self, update: Update | None) -> Update | None:
@@ -256,6 +263,7 @@ class Core:
     def _make_update(self, window: Window, factor: Count) -> Update:
         window.broken = True  # until the step is done, nothing but discard() would be right
         update = self._updater.make(window, factor, self.updates)
+        self.normalisation.commit()
         self.usual = window.usual()
         self.updates += 1
         self.window = None

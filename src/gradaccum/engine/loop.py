@@ -164,12 +164,14 @@ class Loop:
                 last = ends or index + 1 >= window.expected
                 micro = Microbatch(self, batch, index, window.expected, last, padding)
                 self.current = micro
+                self.core.normalisation.start(window.microbatches)
                 yield micro
                 if micro._state == "open" or self.current is not micro:
                     self._refuse_left(micro)
         finally:
             if self.current is micro:
                 self.current = None
+            self.core.normalisation.leave()
             self._warn_open()
 
     def stand_aside(self) -> None:

@@ -36,6 +36,7 @@ def save(core: Core, stage: str) -> dict[str, Any]:
         "window": None if window is None else window.as_dict(),
         "gradients": _copy(core.gradients.held()) if window and window.microbatches else None,
         "apart": {name: _copy(grads) for name, grads in core.apart.items()},
+        "batchnorm": core.normalisation.as_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
         "random": save_random(),
         "stage": stage,
@@ -57,6 +58,7 @@ def load(core: Core, state: dict[str, Any]) -> None:
             core.apart = {n: _move(core, grads) for n, grads in state["apart"].items()}
             core.gradients.adopt(_move(core, state["gradients"]))
             core.scaling.mark()
+        core.normalisation.load(state.get("batchnorm", {}))  # states before 0.2 have none
     load_random(state["random"])
 
 
@@ -83,6 +85,7 @@ def _owner(core: Core) -> dict[str, Any]:
             [name, list(p.shape), str(p.dtype).removeprefix("torch.")] for name, p in parameters
         ],
         "scaler": core.scaling.scaler is not None,
+        "batchnorm": core.normalisation.choice,
     }
 
 
@@ -110,6 +113,8 @@ def _refuse_foreign(core: Core, state: dict[str, Any]) -> None:
     for kind in ("optimizers", "scaler"):
         if saved[kind] != own[kind]:
             raise _mismatch(kind, saved[kind], own[kind])
+    if state["window"] is not None and saved.get("batchnorm") != own["batchnorm"]:
+        raise _mismatch("`batchnorm`", saved.get("batchnorm"), own["batchnorm"])
     for i, (theirs, ours) in enumerate(zip(saved["parameters"], own["parameters"], strict=False)):
         if list(theirs) != list(ours):
             raise _mismatch(f"parameter {i} (name, shape, dtype)", theirs, ours)

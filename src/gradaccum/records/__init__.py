@@ -6,6 +6,18 @@ from gradaccum.records.finding import Evidence as Evidence
 from gradaccum.records.finding import Finding as Finding
 from gradaccum.records.plan import Plan as Plan
 from gradaccum.records.plan import PlannedMicrobatch as PlannedMicrobatch
+from gradaccum.records.report import Cause as Cause
+from gradaccum.records.report import Report as Report
+from gradaccum.records.report import SplitSeen as SplitSeen
 from gradaccum.records.update import Update as Update
 
-__all__ = ["Evidence", "Finding", "Plan", "PlannedMicrobatch", "Update"]
+__all__ = [
+    "Cause",
+    "Evidence",
+    "Finding",
+    "Plan",
+    "PlannedMicrobatch",
+    "Report",
+    "SplitSeen",
+    "Update",
+]
