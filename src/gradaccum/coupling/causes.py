@@ -56,11 +56,9 @@ def _matters(exam: Examination, held: Conditions, without: Conditions) -> tuple[
     if clean.equal:
         says = f"the distance falls from {_far(loose)} to {_far(clean)} with"
     else:
-        says = (
-            "gradients of micro-batches add up to the whole batch's, with some weights, only with"
-        )
+        says = "micro-batches' gradients add up to the whole batch's, by some weights, only with"
     for term, one in clean.explained.items():
-        if one.kind != "none" and loose.explained[term].kind != one.kind:
+        if one.kind not in ("none", "unseen") and loose.explained[term].kind != one.kind:
             return True, says
     return bool(loose.errors.keys() - clean.errors.keys()), "no split fails with"
 

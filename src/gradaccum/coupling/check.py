@@ -71,15 +71,16 @@ def check(
         (['batchnorm'], ('`1`',))
     """
     samples = _samples(model, batch, lengths, collate, trim, reduction)
+    met: dict[int, Tensor] = {}
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     with Stage(model, loss_fn, None) as stage:
         # What raises here raises in training too, and is the user's to see as it is.
-        coarse = _whole(Runner(stage, loss_fn, samples, reduction), samples)
+        coarse = _whole(Runner(stage, loss_fn, samples, reduction, met), samples)
     note = ""
     if dtype is not None:
         finer = torch.finfo(dtype).eps < torch.finfo(own).eps
         with Stage(model, loss_fn, dtype) as stage:
-            runner = Runner(stage, loss_fn, samples, reduction)
+            runner = Runner(stage, loss_fn, samples, reduction, met)
             try:
                 fine = _whole(runner, samples)
             except GradaccumError:
@@ -92,7 +93,7 @@ def check(
                 measured = _apart(fine, coarse) * share if finer else 0.0
                 return _report(runner, samples, dtype, measured, note)
     with Stage(model, loss_fn, None) as stage:
-        runner = Runner(stage, loss_fn, samples, reduction)
+        runner = Runner(stage, loss_fn, samples, reduction, met)
         _whole(runner, samples)
         return _report(runner, samples, own, 0.0, note)
 
@@ -156,8 +157,7 @@ def _whole(runner: Runner, samples: Samples) -> Tensor:
 
 
 def _apart(fine: Tensor, coarse: Tensor) -> float:
-    if fine.shape != coarse.shape:
-        return 0.0
+    fine = fine[:, : coarse.shape[1]]  # what was taken onto the stage later comes last
     size = float(fine.norm())
     return float((fine - coarse).norm()) / size if size and math.isfinite(size) else 0.0
 
@@ -281,7 +281,7 @@ def _notes(runner: Runner, causes: list[Cause]) -> list[str]:
     if left:
         more = f" and {len(left) - 4} more" if len(left) > 4 else ""
         notes.append(
-            f"each forward changes {', '.join(left[:4])}{more}: once for each micro-batch, "
+            f"a forward changes {', '.join(left[:4])}{more}: once for each micro-batch, "
             "which no gradient shows"
         )
     return notes

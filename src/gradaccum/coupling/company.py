@@ -90,6 +90,7 @@ def _rows(exam: Examination, held: Conditions, indices: list[int]) -> list[tuple
 
         return hook
 
+    exam.runner.begin(held)
     hooks = [module.register_forward_hook(note(name)) for name, module in model.named_modules()]
     try:
         with torch.no_grad():

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from gradaccum.engine.opened import RUNS_BACKWARD, opened
 from gradaccum.engine.sites import Names, Site
 
 __all__ = ["Held", "Statistics", "Widen"]
@@ -29,6 +30,9 @@ class Widen(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in RUNS_BACKWARD:
+            with self:
+                return opened(func)(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in ("float", "half", "bfloat16") and args and isinstance(args[0], Tensor):
             return args[0].double() if args[0].is_floating_point() else func(*args).double()
@@ -78,6 +82,9 @@ class Statistics(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in RUNS_BACKWARD:
+            with self:
+                return opened(func)(*args, **kwargs)
         order = (
             _BATCH_NORM if func is F.batch_norm else _BUILTIN if func is torch.batch_norm else None
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from gradaccum.coupling.modes import Held, Statistics, Widen
 from gradaccum.coupling.stage import Change, Stage, seed_all
 from gradaccum.engine.keyed import Keyed
-from gradaccum.engine.loss import read_parts, read_result
+from gradaccum.engine.loss import Part, read_parts, read_result
 from gradaccum.engine.sites import Names, Site
 from gradaccum.planner.pytree import flatten
 from gradaccum.planner.split import Samples, move
@@ -50,6 +51,11 @@ class Piece:
     gradient: Tensor
     """Of the loss as it was handed over; flat, float64."""
 
+    @property
+    def finite(self) -> bool:
+        """Whether neither the loss nor its gradient has NaN or infinity."""
+        return math.isfinite(self.loss) and bool(torch.isfinite(self.gradient).all())
+
 
 class Runner:
     """Runs groups of samples through the model on its stage.
@@ -59,6 +65,7 @@ class Runner:
         loss_fn: `(model, micro_batch) -> (loss, count)`, or a dict of such pairs.
         samples: of the batch.
         reduction: what the losses are of their terms.
+        met: leaves outside the model that some forward reached; shared by the runners of a check.
     """
 
     def __init__(
@@ -67,7 +74,9 @@ class Runner:
         loss_fn: Callable[[nn.Module, Any], object],
         samples: Samples,
         reduction: str,
+        met: dict[int, Tensor],
     ) -> None:
+        self._met = met
         self.stage = stage
         self.samples = samples
         self.reduction = reduction
@@ -91,8 +100,7 @@ class Runner:
             The pieces of each term, in the groups' order; a term without terms in a group has a
             piece of count 0 there.
         """
-        self.stage.reset()
-        seed_all(conditions.seed)
+        self.begin(conditions)
         rows: list[dict[str, Piece]] = []
         for number, group in enumerate(groups):
             if number and conditions.restored:
@@ -103,15 +111,17 @@ class Runner:
         nothing = torch.zeros(size, dtype=torch.float64, device=self.device)
         return {n: [row.get(n) or Piece(0.0, 0.0, nothing) for row in rows] for n in names}
 
-    def forward(self, group: Group, conditions: Conditions) -> object:
-        """What the loss function returns for a group, from the stage's start; with its graph."""
+    def begin(self, conditions: Conditions) -> None:
+        """Put the stage to its start; hooks that were set since are gone."""
         self.stage.reset()
         seed_all(conditions.seed)
+
+    def forward(self, group: Group, conditions: Conditions) -> object:
+        """What the loss function returns for a group, after `begin`."""
         with self._conditions(conditions):
             return self._loss_fn(self.stage.model, self._batch(group))
 
     def _one(self, group: Group, conditions: Conditions) -> dict[str, Piece]:
-        pieces: dict[str, Piece] = {}
         # Activation checkpointing runs parts of the forward again, inside backward.
         with self._conditions(conditions):
             result = self._loss_fn(self.stage.model, self._batch(group))
@@ -121,15 +131,24 @@ class Runner:
                 result = (result, len(group[0]))
             loss, count = read_result(result, "check")
             parts = read_parts(loss, count, self.reduction, lambda: "check")
-            found = self._adopt([part.loss for part in parts])
-            for i, part in enumerate(parts):
-                torch.autograd.backward(part.loss, retain_graph=i + 1 < len(parts))
-                gradient, amount = self._take(), float(part.count)
-                if part.mean and not amount:
-                    gradient = torch.zeros_like(gradient)  # the mean of no terms stands for nothing
-                pieces[part.name] = Piece(float(part.loss.detach()), amount, gradient)
-        # leaves that were found only now ran in their own dtype
-        return self._one(group, conditions) if found else pieces
+            strangers = self._strangers([part.loss for part in parts])
+            try:
+                pieces = self._backward(parts)
+            finally:
+                for leaf, grad in strangers:
+                    leaf.grad = grad
+        # leaves that were taken in only now ran in their own dtype
+        return self._one(group, conditions) if self._adopt(strangers) else pieces
+
+    def _backward(self, parts: list[Part]) -> dict[str, Piece]:
+        pieces: dict[str, Piece] = {}
+        for i, part in enumerate(parts):
+            torch.autograd.backward(part.loss, retain_graph=i + 1 < len(parts))
+            gradient, amount, loss = self._take(), float(part.count), float(part.loss.detach())
+            if part.mean and not amount:  # the mean of no terms is NaN, and stands for nothing
+                gradient, loss = torch.zeros_like(gradient), 0.0
+            pieces[part.name] = Piece(loss, amount, gradient)
+        return pieces
 
     def _batch(self, group: Group) -> Any:
         indices, width = group
@@ -170,15 +189,28 @@ class Runner:
         narrow = isinstance(leaf, Tensor) and leaf.is_floating_point()
         return leaf.to(self.stage.dtype) if narrow else leaf
 
-    def _adopt(self, losses: list[Tensor]) -> bool:
-        """Put leaves on the stage that the losses reach and the model does not hold."""
-        narrow = False
-        for leaf in _leaves(losses):
-            known = any(leaf is p for p in self.stage.parameters.values())
-            if not known:
+    def _strangers(self, losses: list[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+        """Take gradients out of leaves that the losses reach and the stage does not hold."""
+        known = {id(parameter) for parameter in self.stage.parameters.values()}
+        found = [(leaf, leaf.grad) for leaf in _leaves(losses) if id(leaf) not in known]
+        for leaf, _ in found:
+            leaf.grad = None
+        return found
+
+    def _adopt(self, strangers: list[tuple[Tensor, Tensor | None]]) -> bool:
+        """Take leaves onto the stage that a second forward reaches: others were made by the first.
+
+        A temperature beside the model is met again; a copy of the inputs, for a gradient penalty,
+        is not.
+        """
+        taken = False
+        for leaf, _ in strangers:
+            if id(leaf) in self._met:
                 number = sum(name.startswith("outside the model") for name in self.stage.parameters)
-                narrow |= self.stage.adopt(f"outside the model, {number}", leaf)
-        return narrow
+                self.stage.adopt(f"outside the model, {number}", leaf)
+                taken = True
+            self._met[id(leaf)] = leaf
+        return taken
 
     def _note_leaks(self) -> None:
         for name, parameter in self.stage.parameters.items():

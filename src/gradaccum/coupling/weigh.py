@@ -90,7 +90,7 @@ class Explanation:
     """How the whole batch's gradient of one term is made of its micro-batches'."""
 
     kind: str
-    """`equal`, `mean`, `sum`, `counts`, `shares`, `constant`, or `none`."""
+    """`equal`, `mean`, `sum`, `counts`, `shares`, `constant`, `none`; `unseen` if no split ran."""
 
     evidence: tuple[str, ...] = ()
 
@@ -104,7 +104,7 @@ def explain(trials: dict[str, Trial], reduction: str, ruler: Ruler) -> Explanati
         ruler: how far is far.
     """
     if not trials:
-        return Explanation("none", ("no split ran to its end",))
+        return Explanation("unseen")
     if all(_equal(trial, reduction, ruler) for trial in trials.values()):
         return Explanation("equal")
     additive = all(

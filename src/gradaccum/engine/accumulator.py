@@ -410,6 +410,7 @@ class Accumulator:
         def trial(indices: Sequence[int]) -> None:
             with undisturbed(self._model):
                 forward(indices)
+            self._core.normalisation.start(self.pending)  # forget what it saw
 
         if draws is None:
             result = forward(group.indices)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils.hooks import RemovableHandle
 
 from gradaccum.errors import InputError, LoopError, SplitWarning
@@ -67,8 +68,9 @@ class _Layer:
     kept: list[tuple[dict[str, Any], float | None, bool]] = field(default_factory=list)
     """What the layer had before its forward: buffers, momentum, mode; a stack."""
 
-    counted: int = -1
-    """Version of `num_batches_tracked`, which shows a forward that no hook saw."""
+    counted: int | None = None
+    """Version of `num_batches_tracked`, which shows a forward that no hook saw; `None` of a lazy
+    layer before its first."""
 
     @property
     def instances(self) -> bool:
@@ -107,14 +109,15 @@ class Normalisation:
             self._hook()
         for layer in self._layers:
             layer.fresh = []
-            layer.counted = _version(layer.module)
+            lazy = isinstance(layer.module, LazyModuleMixin)
+            layer.counted = None if lazy else _version(layer.module)
         self._at_work = True
 
     def keep(self) -> None:
         """The micro-batch's gradient is in."""
         self._at_work = False
         for layer in self._layers:
-            if _version(layer.module) != layer.counted:
+            if layer.counted is not None and _version(layer.module) != layer.counted:
                 raise _unseen(layer.name)
             for pool in layer.fresh:
                 if layer.pool is None:
@@ -194,6 +197,8 @@ class Normalisation:
         def hook(*_: Any) -> None:
             names = ("running_mean", "running_var", "num_batches_tracked")
             buffers = {name: module._buffers.get(name) for name in names}
+            if layer.counted is None:
+                layer.counted = _version(module)
             layer.kept.append((buffers, module.momentum, module.training))
             if not self._applies(layer):
                 return
@@ -302,7 +307,7 @@ def _advance(module: _NormBase, pool: Pool, *, instances: bool) -> None:
     if momentum is None:
         if instances or tracked is None:
             return  # torch's own take a factor of 0 then
-        share: float | Tensor = 1.0 / tracked.to(torch.float32)
+        share: float | Tensor = 1.0 / tracked.to(pool.mean.dtype)
     else:
         share = momentum
     mean, var = module.running_mean, module.running_var

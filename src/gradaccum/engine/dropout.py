@@ -87,7 +87,8 @@ class PerSample:
 
     def _shapes(self, trial: Trial, indices: Sequence[int]) -> dict[Site, tuple[int, ...]]:
         seen = Seen(Names(self._model))
-        with torch.no_grad(), Keyed(seen):
+        # with gradients, as code that asks for them would take another way without
+        with Keyed(seen):
             trial(indices)
         return seen.shapes
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from gradaccum.engine.opened import RUNS_BACKWARD, opened
 from gradaccum.errors import InputError
 
 __all__ = ["Keyed", "Source"]
@@ -50,6 +50,9 @@ class Keyed(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in RUNS_BACKWARD:
+            with self:
+                return opened(func)(*args, **kwargs)
         handler = _HANDLERS.get(func)
         if handler is None or kwargs.get("generator") is not None or kwargs.get("out") is not None:
             return func(*args, **kwargs)
@@ -199,15 +202,7 @@ def _multi_head(mode: Keyed, func: Any, *args: Any, **kwargs: Any) -> Any:
     if not (given.arguments["training"] and given.arguments["dropout_p"] > 0):
         return func(*args, **kwargs)
     with mode:
-        return _opened(func)(*args, **kwargs)
-
-
-def _opened(func: FunctionType) -> Callable[..., Any]:
-    """A function of torch's that asks no mode before it runs, so that the mode sees its parts."""
-    known = {**func.__globals__, "has_torch_function": lambda _: False}
-    copy = FunctionType(func.__code__, known, func.__name__, func.__defaults__, func.__closure__)
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
+        return opened(func)(*args, **kwargs)
 
 
 def _recurrent(mode: Keyed, func: Any, *args: Any) -> Any:
