@@ -279,6 +279,20 @@ def test_sparse_gradients_and_tied_weights() -> None:
     assert ga.check(Tied(), lambda m, x: (m(x).square().sum(), len(x)), ids).equal
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_compiled_is_run_eagerly(whole: bool) -> None:
+    model = mlp(nn.BatchNorm1d(8), nn.Dropout(0.5))
+    compiled = torch.compile(model, backend="aot_eager")
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        return summed(model if whole else compiled, batch)
+
+    report = ga.check(compiled if whole else model, loss, labelled())
+    assert kinds(report) == ["batchnorm", "dropout"]
+    assert report.causes[0].where == ("`1`",)
+
+
 # --- what it costs, and what is refused ---------------------------------------------------------
 
 

@@ -27,8 +27,12 @@ def test_the_public_names_are_exactly_these() -> None:
         "Microbatch",
         "OpenWindowWarning",
         "Plan",
+        "Report",
+        "SplitWarning",
         "Update",
         "__version__",
+        "assert_splittable",
+        "check",
         "plan",
     ]
     for name in ga.__all__:

@@ -103,6 +103,8 @@ class Stage:
             self._scope.callback(_numpy_random().set_state, numpy_state)
         self._scope.callback(torch.set_default_dtype, default)
         self._scope.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and this would load it
+            self._scope.enter_context(torch.compiler.set_stance("force_eager"))
         self._scope.callback(self._leave)
         try:
             self._before = [_shallow(holder.read()) for holder in self._holders]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
@@ -405,7 +406,9 @@ class Accumulator:
         device = next(self._model.parameters()).device
 
         def forward(indices: Sequence[int]) -> object:
-            return loss_fn(self._model, move(samples.microbatch(indices, group.width), device))
+            fits = set(indices) <= set(group.indices)
+            width = group.width if fits and len(indices) >= len(group.indices) else None
+            return loss_fn(self._model, move(samples.microbatch(indices, width), device))
 
         def trial(indices: Sequence[int]) -> None:
             with undisturbed(self._model):
@@ -415,9 +418,18 @@ class Accumulator:
         if draws is None:
             result = forward(group.indices)
         else:
-            result = draws.forward(group.indices, lambda: forward(group.indices), trial)
+            run = partial(forward, group.indices)
+            result = draws.forward(group.indices, run, trial, _unlike_first(samples))
         loss, count = read_result(result, where)
         return read_parts(loss, count, reduction, lambda: where)
+
+
+def _unlike_first(samples: Samples) -> list[int]:
+    """The shortest and the longest sample, or some others."""
+    n, lengths = len(samples), samples.lengths
+    if lengths is None:
+        return sorted({n // 2, n - 1} - {0})
+    return sorted({lengths.index(min(lengths)), lengths.index(max(lengths))} - {0})
 
 
 def _refuse_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

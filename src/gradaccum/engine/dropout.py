@@ -73,17 +73,32 @@ class PerSample:
         """
         return Draws(self, Names(self._model), key_of(self.base, number), from_end)
 
-    def learn(self, trial: Trial, small: Sequence[int], large: Sequence[int]) -> None:
+    def learn(
+        self, trial: Trial, small: Sequence[int], large: Sequence[int]
+    ) -> dict[Site, tuple[int, ...]]:
         """Find where the samples are: run a trial on some samples and on some more of them."""
         few, many = self._shapes(trial, small), self._shapes(trial, large)
         for site in few.keys() & many.keys():
             self.layouts[site] = _grown(site, few[site], many[site], len(small), len(large))
         self._learned = True
+        return few
 
-    def learn_once(self, trial: Trial) -> None:
-        """`learn` from two and three copies of the first sample, if nothing has been learned."""
-        if not self._learned:
-            self.learn(trial, _TWO, _THREE)
+    def learn_once(self, trial: Trial, peers: Sequence[int]) -> None:
+        """`learn` from two and three copies of the first sample, if nothing has been learned.
+
+        Args:
+            trial: as in `learn`.
+            peers: other samples, of other lengths if there are any.
+        """
+        if self._learned:
+            return
+        few = self.learn(trial, _TWO, _THREE)
+        runs = {s: d for s, d in self.layouts.items() if d is not None and few[s][d] > len(_TWO)}
+        for peer in peers if runs else ():
+            own, both = self._shapes(trial, (peer, peer)), self._shapes(trial, (0, peer))
+            for site, dim in runs.items():
+                if site in own and site in both:
+                    _refuse_packed(site, few[site][dim], own[site][dim], both[site][dim])
 
     def _shapes(self, trial: Trial, indices: Sequence[int]) -> dict[Site, tuple[int, ...]]:
         seen = Seen(Names(self._model))
@@ -107,15 +122,18 @@ class Draws:
         self._watching = not owner.warned
         self.mode = Keyed(self)
 
-    def forward(self, samples: Sequence[int], run: Callable[[], T], trial: Trial) -> T:
+    def forward(
+        self, samples: Sequence[int], run: Callable[[], T], trial: Trial, peers: Sequence[int]
+    ) -> T:
         """Run a forward over the samples with these numbers.
 
         Args:
             samples: their numbers in the update's batch.
             run: the forward.
             trial: the forward of other samples, by their numbers.
+            peers: samples that are not like the first.
         """
-        self._owner.learn_once(trial)
+        self._owner.learn_once(trial, peers)
         try:
             return self._run(samples, run)
         except UnknownSite:
@@ -288,6 +306,20 @@ def _generators() -> list[Tensor]:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
+
+
+def _refuse_packed(site: Site, one: int, other: int, both: int) -> None:
+    """Samples of unlike sizes that lie in one row are a longer row together than padded ones."""
+    if one != other and both != max(one, other):
+        raise InputError(
+            "dropout-layout",
+            "Dropout cannot be keyed by sample: the samples are packed into one dimension without "
+            "padding.",
+            got=f"{one // 2} and {other // 2} random numbers for two samples, and {both} for both "
+            f"together, at {site}",
+            expected="samples that are equal shares of a dimension",
+            do='pad instead of packing samples; or leave out dropout="per-sample"',
+        )
 
 
 def _grown(
