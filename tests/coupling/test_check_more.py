@@ -335,6 +335,15 @@ def test_two_and_three_samples_are_enough(size: int) -> None:
     assert kinds(ga.check(mlp(), OWN["contrastive"].loss, batch)) == ["coupled"]
 
 
+@pytest.mark.parametrize("name", ["class weights, samples counted", "contrastive"])
+def test_a_model_of_few_parameters_is_not_enough_to_tell(name: str) -> None:
+    model = nn.Linear(1, CLASSES)
+    x, y = labelled()
+    report = ga.check(model, OWN[name].loss, (x[:, :1], y), **OWN[name].options)
+    assert kinds(report) == ["unexplained"]
+    assert "too few elements to tell" in report.causes[0].evidence[0]
+
+
 def test_what_is_no_model_no_reduction_and_no_loss_is_refused() -> None:
     refused(
         lambda: ga.check(summed, summed, labelled()),  # type: ignore[arg-type]

@@ -255,6 +255,23 @@ def test_an_error_in_a_forward_leaves_nothing(choice: Any, where: str) -> None:
     assert (model.norm.momentum, model.norm.training, hooks(model)) == (momentum, True, 0)
 
 
+@pytest.mark.parametrize("choice", ["pooled", "frozen"])
+def test_an_interrupt_within_the_layer_leaves_nothing(choice: Any) -> None:
+    class Interrupted(nn.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)
+            raise KeyboardInterrupt
+
+    model = First(Interrupted(CHANNELS)).double()
+    before, identities = estimates(model), [id(value) for value in model.buffers()]
+    acc = accumulator(model, batchnorm=choice)
+    with pytest.raises(KeyboardInterrupt):
+        acc.step(batches()[0], loss, budget=3)
+    assert [id(value) for value in model.buffers()] == identities
+    assert all(torch.equal(before[name], value) for name, value in model.named_buffers())
+    assert (model.norm.momentum, model.norm.training, hooks(model)) == (0.1, True, 0)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("choice", ["pooled", "frozen"])
 def test_a_checkpointed_norm_is_counted_once(choice: Any, reentrant: bool) -> None:

@@ -34,8 +34,10 @@ def find_causes(exam: Examination) -> list[Cause]:
     found += _uncounted(exam, clean)
     for term, explained in clean.explained.items():
         found += _scale(term, explained.kind, explained.evidence, exam.runner.reduction)
-    if any(one.kind == "none" for one in clean.explained.values()) and not _unheld(found):
-        found += coupled(exam, everything)
+    kinds = {one.kind for one in clean.explained.values()}
+    if kinds & {"none", "small"} and not _unheld(found):
+        small = "none" not in kinds
+        found += coupled(exam, everything, small=small) or ([_too_small()] if small else [])
     if clean.errors:
         found.append(_error(clean))
     if not found:
@@ -58,7 +60,7 @@ def _matters(exam: Examination, held: Conditions, without: Conditions) -> tuple[
     else:
         says = "micro-batches' gradients add up to the whole batch's, by some weights, only with"
     for term, one in clean.explained.items():
-        if one.kind not in ("none", "unseen") and loose.explained[term].kind != one.kind:
+        if one.kind not in ("none", "small", "unseen") and loose.explained[term].kind != one.kind:
             return True, says
     return bool(loose.errors.keys() - clean.errors.keys()), "no split fails with"
 
@@ -67,7 +69,9 @@ def _batchnorm(exam: Examination, held: Conditions) -> list[Cause]:
     matters, evidence = _matters(exam, held, replace(held, fixed=False))
     apart = {site: far for site, far in exam.runner.normalised.items() if far > exam.bound}
     loose = exam.measure(replace(held, fixed=False))
-    coupled_too = any(one.kind == "none" for one in exam.measure(held).explained.values())
+    coupled_too = any(
+        one.kind in ("none", "small") for one in exam.measure(held).explained.values()
+    )
     if not (matters or (coupled_too and apart)):
         return []
     names = _modules(apart or exam.runner.normalised)
@@ -267,11 +271,20 @@ def _unheld(found: list[Cause]) -> bool:
     return any("cannot be held" in cause.title for cause in found)
 
 
+def _too_small() -> Cause:
+    return Cause(
+        "unexplained",
+        "Either the loss is a mean of other terms than `count` counts, or it couples samples.",
+        ("the gradient has too few elements to tell: any gradient is some weights of the others",),
+        "return (loss_sum, count); or check with a larger model",
+    )
+
+
 def _unexplained(raw: Measured, clean: Measured) -> Cause:
     return Cause(
         "unexplained",
-        "The difference vanishes only when several things are held still at once.",
-        (f"distance {_far(raw)}; {_far(clean)} with everything held still",),
+        "The split batch has another gradient, and no experiment says why.",
+        (f"distance {_far(raw)}; {_far(clean)} with everything held still that can be",),
         "please report it, with the model and the loss",
     )
 

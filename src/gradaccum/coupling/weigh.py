@@ -90,7 +90,8 @@ class Explanation:
     """How the whole batch's gradient of one term is made of its micro-batches'."""
 
     kind: str
-    """`equal`, `mean`, `sum`, `counts`, `shares`, `constant`, `none`; `unseen` if no split ran."""
+    """`equal`, `mean`, `sum`, `counts`, `shares`, `constant`, `none`; `small` if the
+    gradient is too short to tell, `unseen` if no split ran."""
 
     evidence: tuple[str, ...] = ()
 
@@ -122,7 +123,8 @@ def explain(trials: dict[str, Trial], reduction: str, ruler: Ruler) -> Explanati
     constant = _constant(trials, ruler)
     if constant:
         return Explanation("constant", constant)
-    return Explanation("none")
+    enough = all(_proves(len(t.pieces), t.whole.gradient) for t in trials.values())
+    return Explanation("none" if enough else "small")
 
 
 def _equal(trial: Trial, reduction: str, ruler: Ruler) -> bool:
@@ -159,8 +161,7 @@ def _shares(name: str, trial: Trial, reduction: str, ruler: Ruler) -> str:
     """The weights with which the whole batch's gradient is made of the others, if it is."""
     pieces = [piece for piece in trial.pieces if piece.count]
     columns = torch.stack([piece.gradient for piece in pieces], 1)
-    # As many equations as unknowns are always solved, and prove nothing.
-    if columns.shape[0] < 2 * columns.shape[1] + 1:
+    if not _proves(len(pieces), trial.whole.gradient):
         return ""
     norms = columns.norm(dim=0)
     if not bool((norms > 0).all()):
@@ -182,6 +183,11 @@ def _shares(name: str, trial: Trial, reduction: str, ruler: Ruler) -> str:
         f"{name}: in the whole batch its micro-batches weigh {_listed(weights)}; "
         f"by the counts they would weigh {_listed(declared)}"
     )
+
+
+def _proves(unknowns: int, gradient: Tensor) -> bool:
+    """As many equations as unknowns are always solved, and prove nothing."""
+    return len(gradient) > 2 * unknowns
 
 
 def _constant(trials: dict[str, Trial], ruler: Ruler) -> tuple[str, ...]:

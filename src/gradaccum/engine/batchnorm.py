@@ -147,6 +147,12 @@ class Normalisation:
     def leave(self) -> None:
         """Remove all hooks; the sums of an open window stay."""
         self._at_work = False
+        for layer in self._layers:
+            # torch runs no hook after an interrupt: what a layer has lent is still to be given back
+            for buffers, momentum, training in layer.kept[:1]:
+                layer.module._buffers.update(buffers)
+                layer.module.momentum, layer.module.training = momentum, training
+            layer.kept = []
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
