@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import pytest
@@ -131,6 +132,21 @@ def test_checkpointed_layers_are_held_still_in_backward_too(reentrant: bool) -> 
             return self.head(checkpoint(self.block, x, use_reentrant=reentrant))
 
     assert kinds(ga.check(Checkpointed(), summed, labelled())) == ["batchnorm", "dropout"]
+
+
+def test_random_numbers_of_numpy_and_python() -> None:
+    np = pytest.importorskip("numpy")
+
+    def by_numpy(model: nn.Module, batch: Any) -> Any:
+        return summed(model, (batch[0] * float(np.random.rand()), batch[1]))
+
+    def by_python(model: nn.Module, batch: Any) -> Any:
+        return summed(model, (batch[0] * random.random(), batch[1]))
+
+    for loss in (by_numpy, by_python):
+        before = random.getstate(), np.random.get_state()[1].tolist()
+        assert kinds(ga.check(mlp(), loss, labelled())) == ["random"]
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
 # --- help with what was handed over -------------------------------------------------------------

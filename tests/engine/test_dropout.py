@@ -318,11 +318,30 @@ def test_a_resumed_run_has_the_same_masks() -> None:
         assert torch.equal(one, other)
 
 
+def test_gradient_hooks_and_optimizers_draw_numbers_of_their_own() -> None:
+    """Noise on gradients is no part of a forward, and is torch's own."""
+    seen: list[Tensor] = []
+
+    def noisy(grad: Tensor) -> Tensor:
+        seen.append(torch.rand(2))
+        return grad + torch.zeros_like(grad)
+
+    model, sgd = built()
+    next(model.parameters()).register_hook(noisy)
+    sgd.register_step_pre_hook(lambda *_: seen.append(torch.rand(2)))
+    acc = ga.Accumulator(model, sgd, every=2, dropout="per-sample")
+    acc.step(data(), loss)
+    assert len(seen) == 3
+    assert len({tuple(one.tolist()) for one in seen}) == 3
+
+
 # --- what dropout is --------------------------------------------------------------------------
 
 
 class Fixed:
     """A source with the samples along dimension 0."""
+
+    active = True
 
     def keep(self, kind: str, shape: tuple[int, ...], like: Tensor, probability: float) -> Tensor:
         return keep(3, torch.arange(shape[0]), shape, Layout(0), probability)

@@ -128,6 +128,8 @@ _BUILTIN = inspect.signature(_builtin)
 class Held:
     """A source of random numbers that are all the same: nothing is dropped, no noise is added."""
 
+    active = True
+
     def __init__(self, names: Names) -> None:
         self._names = names
         self.sites: dict[Site, tuple[int, ...]] = {}

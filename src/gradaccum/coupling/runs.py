@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradaccum.coupling.modes import Held, Statistics, Widen
-from gradaccum.coupling.stage import Change, Stage, seed_all
+from gradaccum.coupling.stage import Change, Stage, numpy_state, seed_all
 from gradaccum.engine.keyed import Keyed
 from gradaccum.engine.loss import Part, read_parts, read_result
 from gradaccum.engine.sites import Names, Site
@@ -249,7 +249,7 @@ def _leaves(losses: list[Tensor]) -> list[Tensor]:
 
 def _generators() -> list[Any]:
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *devices, random.getstate()]
+    return [torch.get_rng_state(), *devices, random.getstate(), numpy_state()]
 
 
 def _same(before: list[Any], after: list[Any]) -> bool:

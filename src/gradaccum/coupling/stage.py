@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gradaccum.engine.state import load_random, save_random
 
-__all__ = ["Change", "Stage", "seed_all"]
+__all__ = ["Change", "Stage", "numpy_state", "seed_all"]
 
 _CONTAINERS = (dict, list, set, deque)
 _GONE = object()
@@ -258,6 +258,14 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     if _numpy_random():
         _numpy_random().seed(seed)
+
+
+def numpy_state() -> tuple[Any, ...]:
+    """The state of numpy's global generator, as values that can be compared."""
+    if not _numpy_random():
+        return ()
+    kind, keys, *rest = _numpy_random().get_state()
+    return kind, keys.tobytes(), *rest
 
 
 def _numpy_random() -> Any:

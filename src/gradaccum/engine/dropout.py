@@ -7,6 +7,8 @@ and on three copies of a sample, and the dimension that grows is theirs.
 
 from __future__ import annotations
 
+import inspect
+import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gradaccum.engine.counter import Layout, keep, key_of, normal, uniform
 from gradaccum.engine.keyed import Keyed
@@ -26,6 +29,7 @@ __all__ = ["Draws", "PerSample", "is_compiled", "read_dropout", "undisturbed"]
 T = TypeVar("T")
 Trial = Callable[[Sequence[int]], object]
 _TWO, _THREE = (0, 0), (0, 0, 0)
+_CHECKPOINT = inspect.getsourcefile(checkpoint)
 
 
 def read_dropout(model: nn.Module, choice: str | None) -> PerSample | None:
@@ -119,6 +123,7 @@ class Draws:
         self._samples: Sequence[int] = ()
         self._on: dict[torch.device, Tensor] = {}
         self._sites: dict[int, Site] = {}
+        self._running = False
         self._watching = not owner.warned
         self.mode = Keyed(self)
 
@@ -156,8 +161,12 @@ class Draws:
         self._sites.clear()
         self._names.begin()
         before = _generators() if self._watching else []
-        with self.mode:
-            result = run()
+        self._running = True
+        try:
+            with self.mode:
+                result = run()
+        finally:
+            self._running = False
         if self._watching:
             self._watching = False
             self._warn_others(before)
@@ -182,6 +191,14 @@ class Draws:
         )
 
     # --- the source that `Keyed` asks ---
+
+    @property
+    def active(self) -> bool:
+        """See `Source`: in a forward, and where a checkpoint runs it again.
+
+        Gradient hooks and optimizers may draw numbers of their own.
+        """
+        return _in_checkpoint() if _in_backward() else self._running
 
     def keep(self, kind: str, shape: tuple[int, ...], like: Tensor, probability: float) -> Tensor:
         """See `Source`."""
@@ -251,6 +268,8 @@ class Draws:
 class Seen:
     """A source that draws as torch does, and notes where and in which shapes."""
 
+    active = True
+
     def __init__(self, names: Names) -> None:
         self._names = names
         self.shapes: dict[Site, tuple[int, ...]] = {}
@@ -306,6 +325,15 @@ def _generators() -> list[Tensor]:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
+
+
+def _in_checkpoint() -> bool:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _refuse_packed(site: Site, one: int, other: int, both: int) -> None:

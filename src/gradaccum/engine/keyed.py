@@ -25,6 +25,10 @@ __all__ = ["Keyed", "Source"]
 class Source(Protocol):
     """Where random numbers come from."""
 
+    @property
+    def active(self) -> bool:
+        """Whether it is to be asked now; else torch draws as ever."""
+
     def keep(self, kind: str, shape: tuple[int, ...], like: Tensor, probability: float) -> Tensor:
         """A bool mask on the device of `like`, true with a probability."""
 
@@ -54,7 +58,8 @@ class Keyed(TorchFunctionMode):
             with self:
                 return opened(func)(*args, **kwargs)
         handler = _HANDLERS.get(func)
-        if handler is None or kwargs.get("generator") is not None or kwargs.get("out") is not None:
+        own = kwargs.get("generator") is not None or kwargs.get("out") is not None
+        if handler is None or own or not self.source.active:
             return func(*args, **kwargs)
         return handler(self, func, *args, **kwargs)
 
