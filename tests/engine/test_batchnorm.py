@@ -255,6 +255,31 @@ def test_an_error_in_a_forward_leaves_nothing(choice: Any, where: str) -> None:
     assert (model.norm.momentum, model.norm.training, hooks(model)) == (momentum, True, 0)
 
 
+def test_two_accumulators_over_one_layer_have_a_window_each() -> None:
+    """As a GAN's, which meet in a part: windows overlap, micro-batches do not."""
+    model, truth = made(), made()
+    one, two = (
+        ga.Accumulator(
+            model,
+            SGD(part.parameters(), lr=1e-3),
+            every=64,
+            batchnorm="pooled",
+            on_stale="zero",
+        )
+        for part in (model.norm, model.head)
+    )
+    first = one.microbatches(iter(batches()[0].split(6)))
+    second = two.microbatches(iter(batches()[1].split(6)))
+    for loop in (first, second, first, second):
+        micro = next(loop)
+        micro.backward(*loss(model, micro.batch))
+    assert (list(first), list(second)) == ([], [])
+    truth(batches()[0])
+    truth(batches()[1])
+    assert_alike(model, truth)
+    assert hooks(model) == 0
+
+
 @pytest.mark.parametrize("choice", ["pooled", "frozen"])
 def test_an_interrupt_within_the_layer_leaves_nothing(choice: Any) -> None:
     class Interrupted(nn.BatchNorm2d):

@@ -65,8 +65,9 @@ class _Layer:
     fresh: list[Pool] = field(default_factory=list)
     """Of the micro-batch at hand, which may yet be undone."""
 
-    kept: list[tuple[dict[str, Any], float | None, bool]] = field(default_factory=list)
-    """What the layer had before its forward: buffers, momentum, mode; a stack."""
+    kept: list[tuple[dict[str, Any], float | None, bool] | None] = field(default_factory=list)
+    """What the layer had before its forward: buffers, momentum, mode; a stack. `None` for a forward
+    that was none of this policy's business."""
 
     counted: int | None = None
     """Version of `num_batches_tracked`, which shows a forward that no hook saw; `None` of a lazy
@@ -149,7 +150,7 @@ class Normalisation:
         self._at_work = False
         for layer in self._layers:
             # torch runs no hook after an interrupt: what a layer has lent is still to be given back
-            for buffers, momentum, training in layer.kept[:1]:
+            for buffers, momentum, training in filter(None, layer.kept[:1]):
                 layer.module._buffers.update(buffers)
                 layer.module.momentum, layer.module.training = momentum, training
             layer.kept = []
@@ -187,7 +188,10 @@ class Normalisation:
             before, after = self._before(layer), self._after(layer)
             self._hooks.append(layer.module.register_forward_pre_hook(before))
             self._hooks.append(
-                layer.module.register_forward_hook(after, with_kwargs=True, always_call=True)
+                # before other hooks, so that each policy takes back what it lent last
+                layer.module.register_forward_hook(
+                    after, with_kwargs=True, always_call=True, prepend=True
+                )
             )
 
     def _find(self) -> list[_Layer]:
@@ -201,13 +205,14 @@ class Normalisation:
         module = layer.module
 
         def hook(*_: Any) -> None:
-            names = ("running_mean", "running_var", "num_batches_tracked")
-            buffers = {name: module._buffers.get(name) for name in names}
             if layer.counted is None:
                 layer.counted = _version(module)
-            layer.kept.append((buffers, module.momentum, module.training))
             if not self._applies(layer):
+                layer.kept.append(None)
                 return
+            names = ("running_mean", "running_var", "num_batches_tracked")
+            buffers = {name: module._buffers.get(name) for name in names}
+            layer.kept.append((buffers, module.momentum, module.training))
             if self.choice == "frozen" and not layer.instances:
                 module.training = False
                 return
@@ -222,13 +227,14 @@ class Normalisation:
         module = layer.module
 
         def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if not layer.kept:  # an error came before the hook that notes
+            lent = layer.kept.pop() if layer.kept else None
+            if lent is None:  # or an error came before the hook that notes
                 return
-            buffers, momentum, training = layer.kept.pop()
+            buffers, momentum, training = lent
             found = {name: module._buffers.get(name) for name in buffers}
             module._buffers.update(buffers)
             module.momentum, module.training = momentum, training
-            pooling = self._applies(layer) and (self.choice == "pooled" or layer.instances)
+            pooling = self.choice == "pooled" or layer.instances
             # Activation checkpointing runs a forward again, which has been counted before.
             if pooling and output is not None and torch._C._current_graph_task_id() == -1:
                 values = args[0] if args else kwargs["input"]
