@@ -332,23 +332,23 @@ OWN: dict[str, Known] = {
     "Barlow twins": Known(mlp, barlow, labelled, ("coupled",)),
     "triplets of the batch": Known(mlp, triplet, labelled, ("coupled",)),
     "dice over the batch": Known(mlp, dice, labelled, ("coupled",)),
-    "R-Drop": Known(lambda: mlp(nn.Dropout(0.5)), r_drop, labelled, ("dropout",), ("`1`",)),
+    "R-Drop": Known(lambda: mlp(nn.Dropout(0.5)), r_drop, labelled, ("dropout",), ("1",)),
     "a penalty on the weights": Known(mlp, penalised, labelled, ("constant",)),
     "the penalty as a term of its own": Known(mlp, penalty_apart, labelled),
     "load balancing": Known(mlp, balanced, labelled, ("coupled",)),
     "gradient penalty": Known(mlp, gradient_penalty, labelled),
     "a count that is always the same": Known(mlp, constant_count, labelled, ("factor",)),
     "mixup": Known(mlp, mixup, labelled, ("random",)),
-    "BatchNorm": Known(lambda: mlp(nn.BatchNorm1d(8)), summed, labelled, ("batchnorm",), ("`1`",)),
+    "BatchNorm": Known(lambda: mlp(nn.BatchNorm1d(8)), summed, labelled, ("batchnorm",), ("1",)),
     "BatchNorm without running estimates": Known(
         lambda: mlp(nn.BatchNorm1d(8, track_running_stats=False)),
         summed,
         labelled,
         ("batchnorm",),
-        ("`1`",),
+        ("1",),
     ),
     "a residual CNN with BatchNorm": Known(
-        cnn(nn.BatchNorm2d), summed, images, ("batchnorm",), ("`1`", "`3.bn1`", "`3.bn2`")
+        cnn(nn.BatchNorm2d), summed, images, ("batchnorm",), ("1", "3.bn1", "3.bn2")
     ),
     "the CNN in eval mode": Known(in_eval(cnn(nn.BatchNorm2d)), summed, images),
     "the CNN with GroupNorm": Known(cnn(lambda c: nn.GroupNorm(2, c)), summed, images),
@@ -356,19 +356,19 @@ OWN: dict[str, Known] = {
         cnn(lambda c: nn.InstanceNorm2d(c, affine=True, track_running_stats=True)), summed, images
     ),
     "BatchNorm by hand": Known(lambda: mlp(Standardise()), summed, labelled, ("coupled",), ("1",)),
-    "dropout": Known(lambda: mlp(nn.Dropout(0.5)), summed, labelled, ("dropout",), ("`1`",)),
+    "dropout": Known(lambda: mlp(nn.Dropout(0.5)), summed, labelled, ("dropout",), ("1",)),
     "alpha dropout": Known(
-        lambda: mlp(nn.AlphaDropout(0.5)), summed, labelled, ("dropout",), ("`1`",)
+        lambda: mlp(nn.AlphaDropout(0.5)), summed, labelled, ("dropout",), ("1",)
     ),
     "dropout in eval mode": Known(in_eval(lambda: mlp(nn.Dropout(0.5))), summed, labelled),
-    "stochastic depth": Known(lambda: mlp(DropPath()), summed, labelled, ("dropout",), ("`1`",)),
-    "noise": Known(lambda: mlp(Noise()), summed, labelled, ("random",), ("`1`",)),
-    "an LSTM with dropout": Known(Recurrent, token_sum, sequences, ("dropout",), ("`rnn`",)),
+    "stochastic depth": Known(lambda: mlp(DropPath()), summed, labelled, ("dropout",), ("1",)),
+    "noise": Known(lambda: mlp(Noise()), summed, labelled, ("random",), ("1",)),
+    "an LSTM with dropout": Known(Recurrent, token_sum, sequences, ("dropout",), ("rnn",)),
     "samples attend to each other": Known(
         lambda: mlp(Mixing()), summed, labelled, ("coupled",), ("1.attention",)
     ),
     "a running scale": Known(
-        lambda: mlp(Running()), summed, labelled, ("side-effect",), ("`1.scale`",)
+        lambda: mlp(Running()), summed, labelled, ("side-effect",), ("1.scale",)
     ),
     "a counter": Known(lambda: mlp(Counter()), summed, labelled),
     "BatchNorm, dropout and a mean": Known(

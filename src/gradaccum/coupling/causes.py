@@ -295,9 +295,9 @@ def _far(measured: Measured) -> str:
 
 
 def _modules(sites: Iterable[Site]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(str(site) for site in sites))
+    return tuple(dict.fromkeys(site.name for site in sites))
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:_SHOWN])
+    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

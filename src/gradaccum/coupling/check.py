@@ -68,7 +68,7 @@ def check(
         ...     return model(x).square().sum(), len(x)
         >>> report = ga.check(model, loss_fn, torch.randn(8, 3))
         >>> [cause.kind for cause in report.causes], report.causes[0].where
-        (['batchnorm'], ('`1`',))
+        (['batchnorm'], ('1',))
     """
     samples = _samples(model, batch, lengths, collate, trim, reduction)
     met: dict[int, Tensor] = {}
@@ -277,7 +277,7 @@ def _notes(runner: Runner, causes: list[Cause]) -> list[str]:
     if runner.widen is not None and runner.widen.narrowest != torch.float64:
         notes.append(f"part of the forward computes in {_name(runner.widen.narrowest)}")
     blamed = {name for cause in causes for name in cause.where}
-    left = [str(change) for change in runner.changed if str(change) not in blamed]
+    left = [f"`{change}`" for change in runner.changed if str(change) not in blamed]
     if left:
         more = f" and {len(left) - 4} more" if len(left) > 4 else ""
         notes.append(

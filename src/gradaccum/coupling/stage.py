@@ -33,7 +33,7 @@ class Change(NamedTuple):
     """Position of the owner on the stage."""
 
     def __str__(self) -> str:
-        return f"`{self.owner}.{self.name}`" if self.owner else f"`{self.name}`"
+        return f"{self.owner}.{self.name}" if self.owner else self.name
 
 
 class _Holder:

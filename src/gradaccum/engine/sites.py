@@ -22,8 +22,13 @@ class Site(NamedTuple):
     number: int
     """How many calls of it the module had made before, in the same forward."""
 
+    @property
+    def name(self) -> str:
+        """The module's name, or what was called where no submodule was at work."""
+        return self.module or f"{self.kind}() outside of any submodule"
+
     def __str__(self) -> str:
-        return f"`{self.module}`" if self.module else f"{self.kind}() outside of any submodule"
+        return f"`{self.name}`"
 
 
 class Names:
