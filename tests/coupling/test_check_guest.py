@@ -130,6 +130,29 @@ def test_parameters_beside_the_model_are_compared_too() -> None:
     assert temperature.grad is None
 
 
+def test_a_buffer_of_two_modules_stays_one() -> None:
+    class Moving(nn.Module):
+        def __init__(self, scale: Tensor) -> None:
+            super().__init__()
+            self.register_buffer("scale", scale)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.scale.add_(1.0)
+            return x
+
+    class Using(Moving):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale.clone()
+
+    scale = torch.ones(())
+    model = mlp(Moving(scale), Using(scale))
+    report = ga.check(model, summed, labelled())
+    assert [cause.kind for cause in report.causes] == ["side-effect"]
+    assert float(scale) == 1.0
+    assert model[1].scale is model[2].scale is scale
+
+
 def test_a_closure_over_the_model_is_the_model() -> None:
     model = mlp(nn.BatchNorm1d(8))
 

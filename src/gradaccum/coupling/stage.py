@@ -90,6 +90,7 @@ class Stage:
         self.parameters: dict[str, Tensor] = {}
         self._data: dict[int, tuple[Tensor, Tensor, Tensor | None, int]] = {}
         self._before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._copies: dict[int, Tensor] = {}
         self._scope = ExitStack()
 
     def __enter__(self) -> Stage:
@@ -196,13 +197,13 @@ class Stage:
                 buffers = holder.module._buffers
                 for key, buffer in contents["_buffers"].items():
                     if only is None or key == only:
-                        buffers[key] = None if buffer is None else self._copied(buffer)
+                        buffers[key] = None if buffer is None else self._staged(buffer)
                 continue
             if only is not None and name != only:
                 continue
             value = before.get(name, _GONE)
             if isinstance(value, Tensor) and not value.requires_grad:
-                value = self._copied(value)
+                value = self._staged(value)
             elif name in contents:
                 _refill(value, contents[name])
             if holder.module is not None or value is not _GONE:
@@ -229,6 +230,15 @@ class Stage:
             for name, value in owned.items():
                 if isinstance(value, nn.Parameter):
                     yield f"{holder.owner}.{name}" if holder.owner else name, value
+
+    def _staged(self, tensor: Tensor) -> Tensor:
+        """The stage's copy of a tensor, with its first content; one for all that share it."""
+        copy = self._copies.get(id(tensor))
+        if copy is None or copy.requires_grad or copy.shape != tensor.shape:
+            copy = self._copies[id(tensor)] = self._copied(tensor)
+        else:
+            copy.data.copy_(tensor.detach())
+        return copy
 
     def _copied(self, tensor: Tensor) -> Tensor:
         plain = tensor.detach()

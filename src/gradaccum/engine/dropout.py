@@ -224,7 +224,9 @@ class Draws:
 
     def _numbers(self, device: torch.device) -> Tensor:
         if device not in self._on:
-            self._on[device] = torch.tensor(self._samples, device=device)
+            # a copy that does not wait for the device
+            numbers = torch.tensor(self._samples, dtype=torch.int64, device="cpu")
+            self._on[device] = numbers.to(device, non_blocking=True)
         return self._on[device]
 
     def _place(self, kind: str, shape: tuple[int, ...]) -> tuple[Site, Layout]:
