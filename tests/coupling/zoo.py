@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 SAMPLES, WIDTH, CLASSES, STEPS = 12, 6, 3, 5
 
@@ -297,6 +298,31 @@ class Recurrent(nn.Module):
         return self.head(self.rnn(x)[0])
 
 
+def normed(model: nn.Module) -> nn.Module:
+    parametrizations.weight_norm(model.get_submodule("0"))
+    return model
+
+
+def spectral() -> nn.Module:
+    model = mlp()
+    parametrizations.spectral_norm(model.get_submodule("0"))
+    return model
+
+
+class Rescaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(9, 6, max_norm=0.5), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embed(x).sum(1))
+
+
+def words() -> tuple[Tensor, Tensor]:
+    return torch.randint(0, 9, (SAMPLES, STEPS), generator=generator()), labelled()[1]
+
+
 def per_step() -> nn.Module:
     return mlp()
 
@@ -370,6 +396,11 @@ OWN: dict[str, Known] = {
     "a running scale": Known(
         lambda: mlp(Running()), summed, labelled, ("side-effect",), ("1.scale",)
     ),
+    "spectral norm, which iterates": Known(
+        spectral, summed, labelled, ("side-effect",), ("0.parametrizations.weight.0._v",)
+    ),
+    "weight norm": Known(lambda: normed(mlp()), summed, labelled),
+    "an embedding that rescales its rows": Known(Rescaled, summed, words),
     "a counter": Known(lambda: mlp(Counter()), summed, labelled),
     "BatchNorm, dropout and a mean": Known(
         lambda: mlp(nn.BatchNorm1d(8), nn.Dropout(0.5)),

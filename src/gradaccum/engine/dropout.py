@@ -7,7 +7,6 @@ and on three copies of a sample, and the dimension that grows is theirs.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -16,7 +15,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils import checkpoint
 
 from gradaccum.engine.counter import Layout, keep, key_of, normal, uniform
 from gradaccum.engine.keyed import Keyed
@@ -29,7 +28,7 @@ __all__ = ["Draws", "PerSample", "is_compiled", "read_dropout", "undisturbed"]
 T = TypeVar("T")
 Trial = Callable[[Sequence[int]], object]
 _TWO, _THREE = (0, 0), (0, 0, 0)
-_CHECKPOINT = inspect.getsourcefile(checkpoint)
+_CHECKPOINT = checkpoint.__file__
 
 
 def read_dropout(model: nn.Module, choice: str | None) -> PerSample | None:
