@@ -126,7 +126,11 @@ class Report:
         """
         if not self.equal:
             raise UnequalError(
-                "check-unequal", "The update depends on how the batch is split.", got=str(self)
+                "check-unequal",
+                "The update depends on how the batch is split.",
+                got=str(self),
+                expected="the whole batch's gradient from every way to split it",
+                do="what the report says under each cause",
             )
         return self
 
