@@ -32,6 +32,8 @@ acc = ga.Accumulator(
     on_update=on_update,
     on_stale="zero",
     on_nonfinite="raise",
+    batchnorm="pooled",
+    dropout="per-sample",
 )
 for micro in acc.microbatches(torch.randn(4, 3, 2).unbind()):
     batch: Tensor = micro.batch
@@ -46,6 +48,9 @@ update: ga.Update = acc.step(torch.randn(9, 2), loss_fn, budget=4, counts=9)
 left: ga.Update | None = acc.flush()
 acc.discard()
 state: dict[str, object] = acc.state_dict()
+report: ga.Report = ga.check(model, loss_fn, torch.randn(9, 2), reduction="sum", dtype=None)
+places: list[tuple[str, ...]] = [cause.where for cause in report.causes]
+again: ga.Report = ga.assert_splittable(model, loss_fn, torch.randn(9, 2)).assert_equal()
 chosen: ga.Plan = ga.plan([3, 4, 5], budget=10)
 widths: list[int] = [one.width for one in chosen]
 found: ga.Fit = ga.fit(model, loss_fn, torch.randn(9, 2), optimizer=optimizer, memory="1GiB")

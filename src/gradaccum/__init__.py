@@ -9,14 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gradaccum.coupling.check import assert_splittable as assert_splittable
+    from gradaccum.coupling.check import check as check
     from gradaccum.engine.accumulator import Accumulator as Accumulator
     from gradaccum.engine.fit import fit as fit
     from gradaccum.engine.loop import Microbatch as Microbatch
     from gradaccum.errors import GradaccumError as GradaccumError
     from gradaccum.errors import OpenWindowWarning as OpenWindowWarning
+    from gradaccum.errors import SplitWarning as SplitWarning
     from gradaccum.planner.pack import plan as plan
     from gradaccum.records import Fit as Fit
     from gradaccum.records import Plan as Plan
+    from gradaccum.records import Report as Report
     from gradaccum.records import Update as Update
 
 _HOME = {
@@ -26,7 +30,11 @@ _HOME = {
     "Microbatch": "gradaccum.engine.loop",
     "OpenWindowWarning": "gradaccum.errors",
     "Plan": "gradaccum.records",
+    "Report": "gradaccum.records",
+    "SplitWarning": "gradaccum.errors",
     "Update": "gradaccum.records",
+    "assert_splittable": "gradaccum.coupling.check",
+    "check": "gradaccum.coupling.check",
     "fit": "gradaccum.engine.fit",
     "plan": "gradaccum.planner.pack",
 }

@@ -11,6 +11,7 @@ GradaccumError
 ├── ShortageError        a sample, a micro-batch or a step did not fit (also a MemoryError)
 ├── NonFiniteError       a loss or gradient is NaN or infinite, and the user asked to hear of it
 ├── StateError           a saved state that does not belong here
+├── UnequalError         a report says that a batch may not be split (also an AssertionError)
 └── MissingExtraError    an optional dependency is not installed (also an ImportError)
 ```
 """
@@ -28,8 +29,10 @@ __all__ = [
     "OpenWindowWarning",
     "PlanError",
     "ShortageError",
+    "SplitWarning",
     "StaleGradientError",
     "StateError",
+    "UnequalError",
     "shown",
 ]
 
@@ -113,9 +116,17 @@ class StateError(GradaccumError, ValueError):
     """A saved state that belongs to another model, optimizer or version."""
 
 
+class UnequalError(GradaccumError, AssertionError):
+    """A report says that the update depends on how the batch is split."""
+
+
 class MissingExtraError(GradaccumError, ImportError):
     """An optional dependency is not installed."""
 
 
 class OpenWindowWarning(UserWarning):
     """A loop was left with a window half done; its gradients are still there."""
+
+
+class SplitWarning(UserWarning):
+    """Something makes the update depend on how its batch is split, and nobody chose that."""

@@ -51,7 +51,7 @@ def main(mebibytes: int, every: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    acc = ga.Accumulator(model, optimizer, every=every, clip_norm=1.0)
+    acc = ga.Accumulator(model, optimizer, every=every, clip_norm=1.0, batchnorm="microbatch")
     batch = torch.randn(SAMPLES, 2, WIDTH)
     calls: list[int] = []
 

@@ -65,7 +65,12 @@ class Training:
         )
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters(), lr=0.1)
         self.acc = ga.Accumulator(
-            self.model, self.optimizer, on_nonfinite="drop", **options, **more
+            self.model,
+            self.optimizer,
+            on_nonfinite="drop",
+            batchnorm="microbatch",
+            **options,
+            **more,
         )
 
     def loss(self, batch: Tensor) -> Tensor:

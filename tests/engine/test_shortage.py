@@ -50,7 +50,7 @@ class Training:
     def __init__(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any):
         self.model = Model()
         self.optimizer = kind(self.model.parameters(), lr=0.1)
-        self.acc = ga.Accumulator(self.model, self.optimizer, **options)
+        self.acc = ga.Accumulator(self.model, self.optimizer, batchnorm="microbatch", **options)
         self.sizes: list[int] = []
         self.used: list[int] = []
         core = self.acc._core

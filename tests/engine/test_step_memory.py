@@ -44,7 +44,7 @@ def test_the_peak_stays_within_the_memory_that_was_given(name: str, share: float
     width = 1 if lengths is None else max(lengths)
     least = max(whole.memory.bytes(2, width), whole.memory.floor)
     limit = int(least + share * (whole.memory.bytes(len(batch), width) - least))
-    acc = ga.Accumulator(case.model, optimizer)
+    acc = ga.Accumulator(case.model, optimizer, batchnorm="microbatch")
     for _ in range(2):  # the second has the optimizer's state
         stays = sum(storages(owned(case.model, [optimizer]), "cpu").values())
         with meter_for("cpu").peak(marks=False) as peak:

@@ -28,8 +28,12 @@ def test_the_public_names_are_exactly_these() -> None:
         "Microbatch",
         "OpenWindowWarning",
         "Plan",
+        "Report",
+        "SplitWarning",
         "Update",
         "__version__",
+        "assert_splittable",
+        "check",
         "fit",
         "plan",
     ]

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 
 from gradaccum.engine import state as states
 from gradaccum.engine.batch import Batches
+from gradaccum.engine.batchnorm import BatchNormChoice, Normalisation
 from gradaccum.engine.core import Core
+from gradaccum.engine.dropout import read_dropout
 from gradaccum.engine.grads import Gradients
 from gradaccum.engine.grouping import Grouping, Work
 from gradaccum.engine.loop import Loop, Microbatch
@@ -78,6 +80,12 @@ class Accumulator:
             bits (3 bytes for each parameter instead of 4); `None` sums in the parameters' own
             dtype. The optimizer gets the sum rounded once to the parameter's dtype, after clipping
             and unscaling, so any optimizer will do.
+        batchnorm: what BatchNorm does in a window of several micro-batches: `"pooled"`,
+            `"frozen"` or `"microbatch"`; see `docs/coupling.md`. `None` is `"microbatch"` with a
+            `SplitWarning` that names the layers.
+        dropout: `"per-sample"`: in `step`, masks and random numbers depend on the update, the
+            sample and the place in the model, not on how the batch is split; see
+            `docs/coupling.md`. `None` draws them as torch does.
 
     Raises:
         InputError: for what accumulation cannot serve, such as LBFGS, an optimizer that steps
@@ -113,6 +121,8 @@ class Accumulator:
         on_nonfinite: Literal["raise", "drop", "skip"] | None = None,
         isolate: Literal["microbatch", "sample"] = "microbatch",
         accumulate_dtype: torch.dtype | Literal["compensated"] | None = None,
+        batchnorm: BatchNormChoice | None = None,
+        dropout: Literal["per-sample"] | None = None,
     ) -> None:
         refuse_ranks(model)
         optimizers = read_optimizers(optimizer, model)
@@ -121,6 +131,8 @@ class Accumulator:
         _refuse_choice("on_stale", on_stale, ("raise", "zero"))
         _refuse_choice("on_nonfinite", on_nonfinite, ("raise", "drop", "skip", None))
         _refuse_choice("isolate", isolate, ("microbatch", "sample"))
+        _refuse_choice("batchnorm", batchnorm, ("pooled", "frozen", "microbatch", None))
+        _refuse_choice("dropout", dropout, ("per-sample", None))
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise InputError(
                 "choice",
@@ -164,7 +176,9 @@ class Accumulator:
             ),
             Scaling(scaler, optimizers),
             settings,
+            Normalisation(model, batchnorm),
         )
+        self._dropout = read_dropout(model, dropout)
         self._grouping = Grouping(model, optimizers)
         self._batches = Batches(model, self._core, isolate == "sample")
         self._loop = Loop(self._core, self._next_every, self._batches.snapshots)
@@ -222,6 +236,15 @@ class Accumulator:
             LoopError: if the loop leaves a micro-batch without a backward.
             InputError: if `every` returns no int >= 1, or the options do not fit together.
         """
+        if self._dropout is not None:
+            raise InputError(
+                "dropout-loop",
+                'dropout="per-sample" must be told which samples a forward is for, and in a loop '
+                "of your own the forward is yours.",
+                got='acc.microbatches(...) of an accumulator with dropout="per-sample"',
+                expected="acc.step(batch, loss_fn), which runs the forward",
+                do="update = acc.step(batch, loss_fn)",
+            )
         if lengths is None and (budget is not None or collate is not None):
             raise InputError(
                 "lengths-missing",
@@ -315,7 +338,10 @@ class Accumulator:
         work = Work(samples, loss_fn, reduction, declared)
         self._loop.stand_aside()
         groups = self._grouping.groups(work, self._next_every, budget, memory)
-        update = self._batches.run(work, groups)
+        draws = None
+        if self._dropout is not None:
+            draws = self._dropout.update(self.updates, from_end=trim == "left")
+        update = self._batches.run(work, groups, draws)
         self._core.announce(update)
         return update
 
@@ -338,7 +364,9 @@ class Accumulator:
         The model, the optimizer and the scheduler are yours to save beside it. The result holds
         plain types and tensors, so `torch.load(..., weights_only=True)` reads it.
         """
-        return states.save(self._core, self._loop.stage)
+        state = states.save(self._core, self._loop.stage)
+        state["dropout"] = None if self._dropout is None else self._dropout.base
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved window, bit for bit.
@@ -352,6 +380,8 @@ class Accumulator:
                 the first difference, and nothing has changed.
         """
         states.load(self._core, state)
+        if self._dropout is not None and state.get("dropout") is not None:
+            self._dropout.base = state["dropout"]
         self._loop.resume(state)
 
     def _next_every(self) -> int:

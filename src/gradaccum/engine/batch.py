@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gradaccum.engine.core import Core, Rejected
+from gradaccum.engine.dropout import Draws, undisturbed
 from gradaccum.engine.finite import all_finite, loss_flag, source_of
 from gradaccum.engine.grouping import Group, Work
 from gradaccum.engine.loss import Part, read_parts, read_result
@@ -76,14 +79,15 @@ class Batches:
         except InputError:
             return None
 
-    def run(self, work: Work, groups: Iterable[Group]) -> Update:
+    def run(self, work: Work, groups: Iterable[Group], draws: Draws | None) -> Update:
         """Make the update of a batch.
 
         Args:
             work: the batch.
             groups: which of its samples form which micro-batch, in order.
+            draws: random numbers by sample, where dropout is not to depend on the split.
         """
-        run = _Run(self, work)
+        run = _Run(self, work, draws)
         try:
             update = run.all([piece for group in groups for piece in run.fitting(group)])
         except BaseException:
@@ -105,10 +109,11 @@ def _room(meter: Meter) -> float:
 class _Run:
     """One batch on its way through its window."""
 
-    def __init__(self, batches: Batches, work: Work) -> None:
+    def __init__(self, batches: Batches, work: Work, draws: Draws | None) -> None:
         self._batches = batches
         self._core = batches.core
         self._work = work
+        self._draws = draws
         self._samples = work.samples
         self._where = ""
         self._start = batches.snapshots.take()
@@ -174,8 +179,10 @@ class _Run:
 
     def _attempt(self, group: Group, last: bool) -> Update | _Shortage | Rejected | None:
         try:
-            parts = self._read(next(self._coming))
-            return self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
+            self._begin()
+            parts = self._read(group, next(self._coming))
+            with self._mode():
+                return self._core.add(parts, last=last, padding=group.padding, retain_graph=False)
         except Rejected:
             return Rejected()
         except NonFiniteError as error:
@@ -199,14 +206,46 @@ class _Run:
         """Drop what is on its way."""
         self._coming = iter(())
 
+    def _begin(self) -> None:
+        """A forward is about to run: what layers saw in the one before does not count."""
+        window = self._core.window
+        self._core.normalisation.start(0 if window is None else window.microbatches)
+
+    def _mode(self) -> AbstractContextManager[object]:
+        # Activation checkpointing runs parts of the forward again, inside backward.
+        return nullcontext() if self._draws is None else self._draws.mode
+
     def _parts(self, group: Group) -> list[Part]:
         taken = self._samples.microbatch(group.indices, group.width)
-        return self._read(move(taken, self._batches.device))
+        self._begin()
+        return self._read(group, move(taken, self._batches.device))
 
-    def _read(self, micro_batch: Any) -> list[Part]:
+    def _read(self, group: Group, micro_batch: Any) -> list[Part]:
         where, work = self._where, self._work
-        loss, count = read_result(work.loss_fn(self._batches.model, micro_batch), where)
+        run = partial(work.loss_fn, self._batches.model, micro_batch)
+        if self._draws is None:
+            result = run()
+        else:
+            trial = partial(self._trial, group)
+            result = self._draws.forward(group.indices, run, trial, self._unlike_first())
+        loss, count = read_result(result, where)
         return read_parts(loss, count, work.reduction, lambda: where)
+
+    def _trial(self, group: Group, indices: Sequence[int]) -> None:
+        """Run the forward of other samples, from which it is learned where samples lie."""
+        alike = len(indices) >= len(group.indices) and set(indices) <= set(group.indices)
+        taken = self._samples.microbatch(indices, group.width if alike else None)
+        model = self._batches.model
+        with undisturbed(model):
+            self._work.loss_fn(model, move(taken, self._batches.device))
+        self._begin()
+
+    def _unlike_first(self) -> list[int]:
+        """The shortest and the longest sample, or some others."""
+        n, lengths = len(self._samples), self._samples.lengths
+        if lengths is None:
+            return sorted({n // 2, n - 1} - {0})
+        return sorted({lengths.index(min(lengths)), lengths.index(max(lengths))} - {0})
 
     def _restore(self, snapshot: Snapshot) -> None:
         lost = self._batches.snapshots.restore(snapshot)
@@ -285,7 +324,8 @@ class _Run:
                 return False
             if bool(loss_flag(parts)):
                 return False
-            torch.autograd.backward([part.loss for part in parts])
+            with self._mode():
+                torch.autograd.backward([part.loss for part in parts])
             return bool(all_finite(p.grad for p in self._batches.model.parameters()))
 
     def _without(self, bad: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradaccum.engine.batchnorm import Normalisation
 from gradaccum.engine.finite import all_finite, loss_flag
 from gradaccum.engine.grads import Gradients, GradientSum, Share
 from gradaccum.engine.loss import Count, Number, Part, is_one, is_zero
@@ -50,6 +51,7 @@ class Core:
         gradients: of the parameters that the optimizers own.
         scaling: the scaler's part.
         settings: what an update does besides stepping.
+        normalisation: the policy for BatchNorm, told of all that becomes of a micro-batch.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class Core:
         gradients: Gradients,
         scaling: Scaling,
         settings: Settings,
+        normalisation: Normalisation,
     ) -> None:
         self.optimizers = optimizers
         self.gradients = gradients
         self.scaling = scaling
+        self.normalisation = normalisation
         self.drops = settings.on_nonfinite == "drop"
         self._looks = settings.on_nonfinite in ("raise", "drop")
         self.updates = 0
@@ -140,6 +144,7 @@ class Core:
             self.gradients.refuse_stepped()
         if factors is not None:
             window.add(parts, padding)
+            self.normalisation.keep()
             return self._make_update(window, 1 if merged else _only(factors))
         try:
             if look is not None:
@@ -149,6 +154,7 @@ class Core:
             self._undo(window, new)
             raise
         window.add(parts, padding)
+        self.normalisation.keep()
         window.broken = False
         return None
 
@@ -213,6 +219,7 @@ class Core:
         window.dropped_at += (window.microbatches + window.dropped,)
         window.dropped_samples += tuple(samples)
         window.dropped += 1
+        self.normalisation.undo()
         return self.finish() if last else None
 
     def _undo(self, window: Window, new: list[str]) -> None:
@@ -220,6 +227,7 @@ class Core:
         first = window.microbatches == 0
         if first:
             self.apart = {}
+        self.normalisation.undo()
         whole = first or window.joint or self.gradients.lands
         if self.gradients.undo(first) and whole:
             for name in new:
@@ -253,6 +261,7 @@ class Core:
         if self.begun:
             self.gradients.zero()
             self.scaling.reset()
+        self.normalisation.drop()
         self.window = None
         self.apart = {}
 
@@ -382,6 +391,7 @@ class Core:
     def skip(self, last: bool) -> Update | None:
         """Leave a micro-batch out; with the window's last one, make the update of the others."""
         self.sound_window().dropped += 1
+        self.normalisation.undo()
         return self.finish() if last else None
 
     def announce(self, update: Update | None) -> Update | None:
@@ -404,6 +414,7 @@ class Core:
                 do="load the last checkpoint; then fused=True or foreach=False, which need less, "
                 "an optimizer with less state, or a smaller model",
             ) from error
+        self.normalisation.commit()
         self.usual = window.usual()
         self.updates += 1
         self.window = None

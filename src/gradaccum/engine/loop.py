@@ -223,6 +223,7 @@ class Loop:
                 self.current = micro
                 if self.core.drops:
                     self._before = self._snapshots.take()
+                self.core.normalisation.start(window.microbatches)
                 yield micro
                 if micro._state == "open" or self.current is not micro:
                     self._refuse_left(micro)
@@ -230,6 +231,7 @@ class Loop:
             self._before = None
             if self.current is micro:
                 self.current = None
+            self.core.normalisation.leave()
             self._warn_open()
 
     def stand_aside(self) -> None:

@@ -38,6 +38,7 @@ def save(core: Core, stage: str) -> dict[str, Any]:
         "apart": {
             name: _copy(grads) for name, grads in (core.apart | core.gradients.held_apart()).items()
         },
+        "batchnorm": core.normalisation.as_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
         "random": save_random(),
         "stage": stage,
@@ -59,6 +60,7 @@ def load(core: Core, state: dict[str, Any]) -> None:
             apart = {n: _move(core, grads) for n, grads in state["apart"].items()}
             core.apart = core.gradients.adopt(_move(core, state["gradients"]), apart)
             core.scaling.mark()
+        core.normalisation.load(state.get("batchnorm", {}))  # states before 0.2 have none
     load_random(state["random"])
 
 
@@ -86,6 +88,7 @@ def _owner(core: Core) -> dict[str, Any]:
         ],
         "scaler": core.scaling.scaler is not None,
         "accumulate_dtype": core.gradients.accumulate_dtype,
+        "batchnorm": core.normalisation.choice,
     }
 
 
@@ -113,6 +116,8 @@ def _refuse_foreign(core: Core, state: dict[str, Any]) -> None:
     for kind in ("optimizers", "scaler", "accumulate_dtype"):
         if saved.get(kind) != own[kind]:
             raise _mismatch(kind, saved.get(kind), own[kind])
+    if state["window"] is not None and saved.get("batchnorm") != own["batchnorm"]:
+        raise _mismatch("`batchnorm`", saved.get("batchnorm"), own["batchnorm"])
     for i, (theirs, ours) in enumerate(zip(saved["parameters"], own["parameters"], strict=False)):
         if list(theirs) != list(ours):
             raise _mismatch(f"parameter {i} (name, shape, dtype)", theirs, ours)

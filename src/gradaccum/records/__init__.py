@@ -10,9 +10,13 @@ from gradaccum.records.memory import MemoryModel as MemoryModel
 from gradaccum.records.memory import Phase as Phase
 from gradaccum.records.plan import Plan as Plan
 from gradaccum.records.plan import PlannedMicrobatch as PlannedMicrobatch
+from gradaccum.records.report import Cause as Cause
+from gradaccum.records.report import Report as Report
+from gradaccum.records.report import SplitSeen as SplitSeen
 from gradaccum.records.update import Update as Update
 
 __all__ = [
+    "Cause",
     "Evidence",
     "Finding",
     "Fit",
@@ -21,5 +25,7 @@ __all__ = [
     "Phase",
     "Plan",
     "PlannedMicrobatch",
+    "Report",
+    "SplitSeen",
     "Update",
 ]
