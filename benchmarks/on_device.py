@@ -26,7 +26,7 @@ from common import Table
 from gradaccum.demo.data import collate, length
 from gradaccum.demo.model import Decoder, DecoderConfig
 from gradaccum.demo.model import loss_fn as decoder_loss
-from gradaccum.engine.probe import probe
+from gradaccum.engine.memory.probe import probe
 from gradaccum.planner.meter import meter_for
 from gradaccum.planner.split import gather
 from gradaccum.planner.within import plan_within

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from gradaccum.coupling.check import assert_splittable as assert_splittable
     from gradaccum.coupling.check import check as check
     from gradaccum.engine.accumulator import Accumulator as Accumulator
-    from gradaccum.engine.fit import fit as fit
     from gradaccum.engine.loop import Microbatch as Microbatch
+    from gradaccum.engine.memory.fit import fit as fit
     from gradaccum.errors import GradaccumError as GradaccumError
     from gradaccum.errors import OpenWindowWarning as OpenWindowWarning
     from gradaccum.errors import SplitWarning as SplitWarning
@@ -35,7 +35,7 @@ _HOME = {
     "Update": "gradaccum.records",
     "assert_splittable": "gradaccum.coupling.check",
     "check": "gradaccum.coupling.check",
-    "fit": "gradaccum.engine.fit",
+    "fit": "gradaccum.engine.memory.fit",
     "plan": "gradaccum.planner.pack",
 }
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradaccum.engine import counter
-from gradaccum.engine.counter import Layout, keep, key_of, normal, uniform
+from gradaccum.engine.policies import counter
+from gradaccum.engine.policies.counter import Layout, keep, key_of, normal, uniform
 
 ROWS = Layout(0)
 SAMPLES = torch.arange(64)

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import gradaccum as ga
 from gradaccum import errors
-from gradaccum.engine.counter import Layout, keep
-from gradaccum.engine.keyed import Keyed
+from gradaccum.engine.policies.counter import Layout, keep
+from gradaccum.engine.policies.keyed import Keyed
 from refusals import refused
 
 SAMPLES, STEPS, WIDTH = 12, 6, 8

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradaccum.engine.fit import fit
-from gradaccum.engine.probe import probe
+from gradaccum.engine.memory.fit import fit
+from gradaccum.engine.memory.probe import probe
 from gradaccum.planner.meter import meter_for
 from gradaccum.planner.split import gather
 from gradaccum.planner.within import plan_within

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from gradaccum.engine.move import ahead
+from gradaccum.engine.memory.move import ahead
 
 
 class Log:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradaccum.engine.resident import foretell, state_tensors
+from gradaccum.engine.memory.resident import foretell, state_tensors
 from gradaccum.planner.live import LiveBytes, storages
 
 NAMES = [

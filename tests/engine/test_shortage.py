@@ -21,7 +21,7 @@ SAMPLES = 16
 @pytest.fixture(autouse=True)
 def _no_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among a test suite's objects a collection takes longer than all else here."""
-    monkeypatch.setattr("gradaccum.engine.shortage.gc.collect", lambda: 0)
+    monkeypatch.setattr("gradaccum.engine.memory.shortage.gc.collect", lambda: 0)
 
 
 BATCH = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradaccum as ga
-from gradaccum.engine.resident import owned
+from gradaccum.engine.memory.resident import owned
 from gradaccum.planner.live import storages
 from gradaccum.planner.meter import meter_for
 from memory_models import Case, cases, loss_fn, padded

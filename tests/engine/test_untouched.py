@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gradaccum as ga
-from gradaccum.engine.untouched import untouched
+from gradaccum.engine.memory.untouched import untouched
 from memory_models import padded
 
 

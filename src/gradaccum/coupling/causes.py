@@ -10,7 +10,7 @@ from gradaccum.coupling.company import coupled
 from gradaccum.coupling.examine import Examination, Measured
 from gradaccum.coupling.runs import Conditions, Group
 from gradaccum.coupling.stage import Change
-from gradaccum.engine.sites import Site
+from gradaccum.engine.policies.sites import Site
 from gradaccum.records.report import Cause
 
 __all__ = ["find_causes"]

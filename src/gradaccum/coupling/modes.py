@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from gradaccum.engine.opened import RUNS_BACKWARD, opened
-from gradaccum.engine.sites import Names, Site
+from gradaccum.engine.policies.opened import RUNS_BACKWARD, opened
+from gradaccum.engine.policies.sites import Names, Site
 
 __all__ = ["Held", "Statistics", "Widen"]
 

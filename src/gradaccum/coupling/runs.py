@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from gradaccum.coupling.modes import Held, Statistics, Widen
 from gradaccum.coupling.stage import Change, Stage, numpy_state, seed_all
-from gradaccum.engine.keyed import Keyed
 from gradaccum.engine.loss import Part, read_parts, read_result
-from gradaccum.engine.sites import Names, Site
+from gradaccum.engine.policies.keyed import Keyed
+from gradaccum.engine.policies.sites import Names, Site
 from gradaccum.planner.pytree import flatten
 from gradaccum.planner.split import Samples, move
 

@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 
 from gradaccum.engine import state as states
 from gradaccum.engine.batch import Batches
-from gradaccum.engine.batchnorm import BatchNormChoice, Normalisation
 from gradaccum.engine.core import Core
-from gradaccum.engine.dropout import read_dropout
 from gradaccum.engine.grads import Gradients
 from gradaccum.engine.grouping import Grouping, Work
 from gradaccum.engine.loop import Loop, Microbatch
+from gradaccum.engine.policies.batchnorm import BatchNormChoice, Normalisation
+from gradaccum.engine.policies.dropout import read_dropout
 from gradaccum.engine.precision import Scaling
 from gradaccum.engine.refuse import (
     read_every,

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from gradaccum.engine.core import Core, Rejected
-from gradaccum.engine.dropout import Draws, undisturbed
 from gradaccum.engine.finite import all_finite, loss_flag, source_of
 from gradaccum.engine.grouping import Group, Work
 from gradaccum.engine.loss import Part, read_parts, read_result
-from gradaccum.engine.move import ahead
-from gradaccum.engine.probe import probe
-from gradaccum.engine.resident import state_tensors
-from gradaccum.engine.shortage import asked_bytes, first_line, is_shortage, let_go
-from gradaccum.engine.sizes import Needs, Sizes, bucket_of
-from gradaccum.engine.transaction import Snapshot, Snapshots
-from gradaccum.engine.untouched import untouched
+from gradaccum.engine.memory.move import ahead
+from gradaccum.engine.memory.probe import probe
+from gradaccum.engine.memory.resident import state_tensors
+from gradaccum.engine.memory.shortage import asked_bytes, first_line, is_shortage, let_go
+from gradaccum.engine.memory.sizes import Needs, Sizes, bucket_of
+from gradaccum.engine.memory.transaction import Snapshot, Snapshots
+from gradaccum.engine.memory.untouched import untouched
+from gradaccum.engine.policies.dropout import Draws, undisturbed
 from gradaccum.errors import InputError, NonFiniteError, ShortageError
 from gradaccum.planner.meter import Meter, meter_for
 from gradaccum.planner.split import even, move

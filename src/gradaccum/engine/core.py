@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradaccum.engine.batchnorm import Normalisation
 from gradaccum.engine.finite import all_finite, loss_flag
 from gradaccum.engine.grads import Gradients, GradientSum, Share
 from gradaccum.engine.loss import Count, Number, Part, is_one, is_zero
+from gradaccum.engine.memory.shortage import first_line, is_shortage, kind_of
+from gradaccum.engine.policies.batchnorm import Normalisation
 from gradaccum.engine.precision import Scaling
-from gradaccum.engine.shortage import first_line, is_shortage, kind_of
 from gradaccum.engine.update import Settings, Updater
 from gradaccum.engine.window import Term, Usual, Window, ratio
 from gradaccum.errors import (

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
-from gradaccum.engine.fit import device_of, nothing_ran
 from gradaccum.engine.loss import Number
-from gradaccum.engine.probe import LossFunction, probe, read_limit
+from gradaccum.engine.memory.fit import device_of, nothing_ran
+from gradaccum.engine.memory.probe import LossFunction, probe, read_limit
+from gradaccum.engine.memory.resident import owned
+from gradaccum.engine.memory.shortage import is_shortage
+from gradaccum.engine.memory.sizes import bucket_of
 from gradaccum.engine.refuse import read_budget
-from gradaccum.engine.resident import owned
-from gradaccum.engine.shortage import is_shortage
-from gradaccum.engine.sizes import bucket_of
 from gradaccum.planner.meter import meter_for
 from gradaccum.planner.pack import plan
 from gradaccum.planner.size import parse_size

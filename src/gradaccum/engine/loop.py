@@ -10,9 +10,9 @@ from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 from gradaccum.engine import state as states
 from gradaccum.engine.core import Core, Rejected
 from gradaccum.engine.loss import Count, Loss, read_parts
-from gradaccum.engine.shortage import first_line, is_shortage, kind_of
+from gradaccum.engine.memory.shortage import first_line, is_shortage, kind_of
+from gradaccum.engine.memory.transaction import Snapshot, Snapshots
 from gradaccum.engine.stream import Coming, Place, overwritten, versions_of, windows
-from gradaccum.engine.transaction import Snapshot, Snapshots
 from gradaccum.engine.window import Window
 from gradaccum.errors import (
     GradaccumError,

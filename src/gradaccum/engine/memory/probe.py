@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 from gradaccum.engine.grads import fill
 from gradaccum.engine.loss import Part, read_parts, read_result
-from gradaccum.engine.move import lane_of
-from gradaccum.engine.resident import foretell, owned, state_tensors
-from gradaccum.engine.shortage import is_shortage
-from gradaccum.engine.untouched import untouched
+from gradaccum.engine.memory.move import lane_of
+from gradaccum.engine.memory.resident import foretell, owned, state_tensors
+from gradaccum.engine.memory.shortage import is_shortage
+from gradaccum.engine.memory.untouched import untouched
 from gradaccum.planner.ladder import Ladder, Rung
 from gradaccum.planner.live import storages
 from gradaccum.planner.meter import Meter

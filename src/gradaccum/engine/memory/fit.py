@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gradaccum.engine.probe import Probed, probe, read_limit
+from gradaccum.engine.memory.probe import Probed, probe, read_limit
+from gradaccum.engine.memory.resident import owned
+from gradaccum.engine.memory.shortage import is_shortage
 from gradaccum.engine.refuse import read_optimizers, refuse_ranks
-from gradaccum.engine.resident import owned
-from gradaccum.engine.shortage import is_shortage
 from gradaccum.errors import InputError, PlanError, shown
 from gradaccum.planner.meter import Meter, meter_for
 from gradaccum.planner.padding import Side

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from gradaccum.engine.opened import RUNS_BACKWARD, opened
+from gradaccum.engine.policies.opened import RUNS_BACKWARD, opened
 from gradaccum.errors import InputError
 
 __all__ = ["Keyed", "Source"]

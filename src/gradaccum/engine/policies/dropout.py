@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from gradaccum.engine.counter import Layout, keep, key_of, normal, uniform
-from gradaccum.engine.keyed import Keyed
-from gradaccum.engine.sites import Names, Site
+from gradaccum.engine.policies.counter import Layout, keep, key_of, normal, uniform
+from gradaccum.engine.policies.keyed import Keyed
+from gradaccum.engine.policies.sites import Names, Site
 from gradaccum.engine.state import load_random, save_random
 from gradaccum.errors import InputError, LoopError, SplitWarning
 
