@@ -43,7 +43,7 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return _tensor(walker, op, left, right, node)
     if isinstance(op, ast.Mod):
-        left, right = _modulus(walker, left, right)
+        left, right = _modulus(walker, left, right, node)
     left, right = _number(walker, left), _number(walker, right)
     if isinstance(left, Num) and isinstance(right, Num):
         function = _MATH.get(type(op))
@@ -97,8 +97,15 @@ def _number(walker: Walker, value: Value) -> Value:
     return value
 
 
-def _modulus(walker: Walker, left: Value, right: Value) -> tuple[Value, Value]:
+def _modulus(
+    walker: Walker, left: Value, right: Value, node: ast.AST
+) -> tuple[Value, Value]:
     counting = isinstance(left, Num) and left.varies
+    if isinstance(left, Num) and not counting and walker.loops:
+        # a counter that starts outside the loop does not vary until it was counted up once
+        named = any(isinstance(part, (ast.Name, ast.Attribute)) 
+                    for part in ast.walk(getattr(node, "left", node)))  # fmt: skip
+        counting = named and left.value <= 1 and not left.tags
     if not counting and walker.driver is not None and isinstance(left, (Thing, Num)):
         if isinstance(left, Thing) and left.kind == "unknown":
             left, counting = Num(walker.driver.index, frozenset(), True), True

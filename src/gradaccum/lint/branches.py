@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["branch", "match", "truth"]
 
 
+_TRAINS = frozenset({"step", "backward", "manual_backward"})
+
+
 def branch(walker: Walker, node: ast.If, env: Env) -> str:
     """Walk an `if`."""
     value = truth(walker, env, node.test, node)
@@ -36,12 +39,19 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
             walker.unsure.pop()
     matters = bool(found.mentions[id(node)] & CORE) or id(node) in found.forks
     usual = not _skips(node.body, found) if positive else True
+    if node.orelse and usual and _trains(node.body, found) < _trains(node.orelse, found):
+        usual = not positive
     taken = walker.decide(key, changes, matters, usual) == positive
     walker.unsure.append(key)
     try:
         return walker.block(node.body if taken else node.orelse, env)
     finally:
         walker.unsure.pop()
+
+
+def _trains(body: list[ast.stmt], found: Slice) -> bool:
+    """Whether a branch holds a backward pass."""
+    return any(found.mentions[id(node)] & {"backward", "manual_backward"} for node in body)
 
 
 def _only_leaves(body: list[ast.stmt], found: Slice) -> bool:
@@ -55,13 +65,15 @@ def _only_leaves(body: list[ast.stmt], found: Slice) -> bool:
 
 
 def _skips(body: list[ast.stmt], found: Slice) -> bool:
-    """Whether a branch gives up this iteration: clears and leaves, as for a loss that is NaN."""
+    """Whether a branch leaves without training: it clears, as for a loss that is NaN, or looks."""
     kept = [node for node in body if id(node) in found.keep]
+    out = bool(kept) and isinstance(kept[-1], ast.Return)
     return (
         bool(kept)
         and isinstance(kept[-1], (ast.Return, ast.Break, ast.Continue))
         and not any(
-            found.mentions[id(node)] & {"step", "backward", "manual_backward"} for node in kept
+            found.mentions[id(node)] & ({"backward", "manual_backward"} if out else _TRAINS)
+            for node in kept
         )
     )
 

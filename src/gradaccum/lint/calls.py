@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -209,9 +210,21 @@ def unknown_call(
     return _opaque(walker, node, values)
 
 
+_SETTLED = re.compile(
+    r"(is|has|use)_(\w+_)?(available|installed|enabled|initialized|distributed|process|master|main)"
+    r"|get_(local_)?rank|get_world_size"
+)
+"""Questions about the machine: their answer is the same in every iteration."""
+
+
 def _opaque(walker: Walker, node: ast.Call, args: list[Value]) -> Thing:
     where = f"{text(node.func)}()@{node.lineno}"
-    made = Thing("unknown", where, bool(walker.loops), node=node, depth=len(walker.loops))
+    name = text(node.func)
+    settled = not args and _SETTLED.fullmatch(name.split(".")[-1]) is not None
+    if settled:
+        where = f"{name}()"
+    changes = bool(walker.loops) and not settled
+    made = Thing("unknown", where, changes, node=node, depth=len(walker.loops))
     made.args = tuple(args)
     if any(isinstance(value, Thing) and value.kind == "optimizer" for value in args):
         made.uses.add("from_optimizer")

@@ -102,7 +102,10 @@ def backward(
     marks = [
         *flags,
         *(name for name in ("retain_graph", "create_graph") if kwargs.get(name) is True),
+        *(["gradient"] if "gradient" in kwargs else []),
     ]
+    if "retain_graph" in marks and _passes_beside(walker, node) > 1:
+        marks.append("others")
     walker.note("backward", node, via, tensor, *marks)
     walker.spent |= tensor.forwards
     if walker.inside("hook"):
@@ -113,6 +116,19 @@ def backward(
             walker.function(hook, [param], {})
     finally:
         walker.contexts.pop()
+
+
+def _passes_beside(walker: Walker, node: ast.AST) -> int:
+    """How many backward passes the function or class around a call spells out."""
+    module = walker.program.load(walker.paths[-1])
+    line = getattr(node, "lineno", 0)
+    for outer in module.tree.body if module is not None else ():
+        if outer.lineno <= line <= (outer.end_lineno or line):
+            return sum(
+                isinstance(child, ast.Attribute) and child.attr in ("backward", "manual_backward")
+                for child in ast.walk(outer)
+            )
+    return 0
 
 
 def _as_loss(value: Value) -> Tensor:
@@ -276,7 +292,7 @@ def _prepare(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
     for value in args:
         if isinstance(value, Thing):
             value.uses.add("prepared")
-            if text(node).endswith("setup()"):
+            if ".setup" in text(node):
                 value.uses.discard("prepared")
     return args[0] if len(args) == 1 else Seq(list(args), len(walker.loops))
 
@@ -378,7 +394,14 @@ METHODS: dict[str, Handler] = {
     "no_sync": _no_sync,
     "no_backward_sync": _no_sync,
     "prepare": _prepare,
+    "prepare_data_loader": _prepare,
+    "prepare_model": _prepare,
+    "prepare_optimizer": _prepare,
+    "prepare_scheduler": _prepare,
     "setup": _prepare,
+    "setup_dataloaders": _prepare,
+    "setup_module": _prepare,
+    "setup_optimizers": _prepare,
     "parameters": _parameters,
     "named_parameters": _parameters,
     "train": _mode,
@@ -424,7 +447,7 @@ def tensor_method(
     if name in _OBJECT:
         return METHODS[name](walker, node, alias(walker, tensor), args, kwargs)
     if name == "backward":
-        backward(walker, node, tensor, None, kwargs)
+        backward(walker, node, tensor, None, kwargs, *(["gradient"] if args else []))
         return None
     if name in _NUMBERS:
         return Thing("unknown", f"{name}@{node.lineno}", True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.program import Module
@@ -135,7 +136,7 @@ def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
     from gradaccum.lint.classes import find_method  # noqa: PLC0415 - they need each other
 
     if isinstance(value, Tensor):
-        return _tensor_attribute(value, name, node)
+        return _tensor_attribute(walker, value, name, node)
     if isinstance(value, Class):
         method = find_method(walker, value, name)
         return method if method is not None else Thing("unknown", f"{value.node.name}.{name}")
@@ -186,7 +187,7 @@ def _decorators(func: Func) -> list[ast.expr]:
     return [] if isinstance(func.node, ast.Lambda) else func.node.decorator_list
 
 
-def _tensor_attribute(value: Tensor, name: str, node: ast.AST) -> Value:
+def _tensor_attribute(walker: Walker, value: Tensor, name: str, node: ast.AST) -> Value:
     if name in ("shape", "device", "dtype", "ndim", "requires_grad"):
         return Thing("unknown", f"tensor.{name}", True)
     if name == "grad":
@@ -194,12 +195,22 @@ def _tensor_attribute(value: Tensor, name: str, node: ast.AST) -> Value:
     if name == "data":
         return Tensor(value.models, value.divisors, value.forwards, value.flags | {"detached"},
                       value.scaler, False, made=node)  # fmt: skip
-    return value
+    return _part(walker, value, f".{name}")
+
+
+def _part(walker: Walker, value: Tensor, name: str) -> Tensor:
+    """One of several results of a call, the same object whenever it is asked for."""
+    key = id(value), name
+    if key not in walker.parts:
+        walker.parts[key] = value, replace(value, flags=value.flags | {f"part{name}"})
+    return walker.parts[key][1]
 
 
 def _subscript(walker: Walker, env: Env, node: ast.Subscript) -> Value:
     value = evaluate(walker, env, node.value)
     if isinstance(value, Tensor):
+        if isinstance(node.slice, ast.Constant):
+            return _part(walker, value, f"[{node.slice.value!r}]")
         return value
     index = None if isinstance(node.slice, ast.Slice) else evaluate(walker, env, node.slice)
     if isinstance(value, Seq):
@@ -412,7 +423,7 @@ def _unpack(walker: Walker, env: Env, target: ast.Tuple | ast.List, value: Value
         ):
             item = value.items[index]
         elif isinstance(value, Tensor):
-            item = value
+            item = _part(walker, value, f"[{index}]") if count > 1 else value
         elif isinstance(value, Thing):
             name = f"[{index}]"
             item = value.attrs.get(name)

@@ -68,6 +68,8 @@ class Facts:
 
 _SCHEDULER_WORD = re.compile(r"sched", re.IGNORECASE)
 _OPTIMIZER_WORD = re.compile(r"optim|(^|[._])opt([._\d]|$)", re.IGNORECASE)
+_BESIDE_WORD = re.compile(r"prof|timer|meter|env|bar\b|sched|track|log|callback", re.IGNORECASE)
+"""What also steps beside training: profilers, environments, progress bars."""
 _KNOWN_BY = frozenset({"zero_grad", "param_groups", "scaler_step", "unscale", "scheduled"})
 
 
@@ -117,6 +119,7 @@ def _roles(trace: Trace) -> tuple[list[Thing], list[Thing], bool]:
             else:
                 doubtful.append(thing)
     # Where gradients are made and one unnamed thing steps beside them, that is the optimizer.
+    doubtful = [thing for thing in doubtful if not _BESIDE_WORD.search(thing.key)]
     if backwards and not optimizers and len(doubtful) == 1 and _beside(trace, doubtful[0]):
         optimizers.append(doubtful[0])
     return optimizers, schedulers, opaque

@@ -30,6 +30,8 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             for mark in losses
             if tensor.forwards <= tensor_of(mark).forwards
             and mark.loops[: len(event.loops)] == event.loops
+            and _parts(event) <= _parts(mark)
+            and "gradient" not in mark.flags
         ]
         if not own or any("running" in tensor_of(mark).flags for mark in own):
             continue
@@ -42,6 +44,11 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             (own[0], "the loss's own backward"),
         )
         return
+
+
+def _parts(event: Event) -> set[str]:
+    """Which of an unknown call's results a tensor is: the others may well have no graph."""
+    return {flag for flag in tensor_of(event).flags if flag.startswith("part")}
 
 
 def retained(facts: Facts) -> Iterator[Hit]:
@@ -65,6 +72,8 @@ def retained(facts: Facts) -> Iterator[Hit]:
                 )
                 return
         if not tensor.forwards or tensor.flags & {"opaque", "running"} or not event.loops:
+            continue
+        if "others" in event.flags:
             continue
         whole = any(tensor.models <= model.models | {model} for model in tensor.models)
         if not whole or len(facts.backwards) < 2:

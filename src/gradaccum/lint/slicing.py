@@ -30,6 +30,9 @@ SIDE = frozenset(
 )  # fmt: skip
 """Names that matter where a walk comes by, but do not call for one."""
 
+PLAIN = frozenset({"accumulate", "append", "backward", "data", "eval", "step", "train", "update"})
+"""Of these, the ones that people also call their variables: `step` alone is just a counter."""
+
 _HEADERS: dict[type[ast.stmt], tuple[str, ...]] = {
     ast.If: ("test",),
     ast.While: ("test",),
@@ -55,9 +58,13 @@ class _Row:
     targets: frozenset[str]
     names: frozenset[str]
     children: list[_Row]
+    words: frozenset[str] = frozenset()
+    """Names that may be a call that matters: all but the plain variables that share its name."""
     function: str = ""
     called: frozenset[str] = frozenset()
     """Names that may be functions of this file: bare ones, and attributes that are methods."""
+    direct: frozenset[str] = frozenset()
+    """Of these, the ones that are called right here."""
     method: bool = False
 
 
@@ -148,7 +155,7 @@ def _find_forks(rows: list[_Row], found: Slice) -> None:
     hot: set[str] = set()
     for row in rows:
         own = row.names | row.targets
-        if own & CORE and not isinstance(row.node, _NESTS):
+        if row.words & CORE and not isinstance(row.node, _NESTS):
             hot |= own
     for _ in range(2):  # a loss may be scaled under another name before its backward
         first = set(hot)
@@ -178,7 +185,7 @@ def _adds(node: ast.stmt) -> bool:
 
 
 def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -> _Row:
-    row = _Row(node, frozenset(), frozenset(), [], function)
+    row = _Row(node, frozenset(), frozenset(), [], function=function)
     rows.append(row)
     if isinstance(node, _NESTS):
         heads: list[ast.AST] = list(node.decorator_list)
@@ -195,6 +202,9 @@ def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -
         inner = function
     targets, names = _identifiers(heads)
     row.targets, row.names = frozenset(targets), frozenset(names)
+    row.words = (row.targets | row.names) & (CORE | SIDE)
+    if row.words & PLAIN:
+        row.words -= PLAIN - _spoken(heads)
     row.method = isinstance(node, ast.FunctionDef) and owner
     for name in ("body", "orelse", "finalbody"):
         for child in getattr(node, name, None) or ():
@@ -233,6 +243,18 @@ def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str]]:
             continue
         stack.extend(ast.iter_child_nodes(node))
     return targets, names
+
+
+def _spoken(heads: list[ast.AST]) -> set[str]:
+    """Names that are attributes, or are called."""
+    found: set[str] = set()
+    for head in heads:
+        for node in ast.walk(head):
+            if isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found.add(node.func.id)
+    return found
 
 
 def _loaded(target: ast.expr) -> ast.expr:
@@ -279,9 +301,9 @@ def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]
         own.setdefault(name, set()).update(events)
         methods.add(name)
     for row in rows:
-        row.called = _called(row, own.keys(), methods)
+        row.called, row.direct = _called(row, own.keys(), methods)
         if row.function in own:
-            own[row.function].update((row.names | row.targets) & (CORE | _MODES))
+            own[row.function].update(row.words & (CORE | _MODES))
             uses[row.function].update(row.called)
     changed = True
     while changed:
@@ -296,25 +318,45 @@ def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]
     return events_by_name
 
 
-def _called(row: _Row, functions: Collection[str], methods: set[str]) -> frozenset[str]:
+def _called(
+    row: _Row, functions: Collection[str], methods: set[str]
+) -> tuple[frozenset[str], frozenset[str]]:
     named = row.names.intersection(functions)
     if not named:
-        return frozenset()
+        return frozenset(), frozenset()
     head = row.node
     if isinstance(head, _NESTS):
-        return frozenset(named & methods)
+        return frozenset(named & methods), frozenset()
     parts = (
         [getattr(head, name) for name in _HEADERS[type(head)]] if type(head) in _HEADERS else [head]
     )
     bare: set[str] = set()
+    direct: set[str] = set()
     for part in parts:
         for item in part if isinstance(part, list) else [part]:
-            bare |= {node.id for node in ast.walk(item) if isinstance(node, ast.Name)}
-    return frozenset(name for name in named if name in bare or name in methods)
+            for node in ast.walk(item):
+                if isinstance(node, ast.Name):
+                    bare.add(node.id)
+                elif isinstance(node, ast.Call):
+                    direct.add(_callee(node))
+    maybe = frozenset(name for name in named if name in bare or name in methods)
+    return maybe, maybe & direct
+
+
+def _callee(node: ast.Call) -> str:
+    """The name of what is called; nothing if it is the method of some other object."""
+    func = node.func
+    if isinstance(func, ast.Name):
+        return func.id
+    if isinstance(func, ast.Attribute):
+        own = isinstance(func.value, ast.Name) and func.value.id in ("self", "cls")
+        # `model.train()` is no call of our own `train`, which may hold the loop
+        return func.attr if own or func.attr not in PLAIN else ""
+    return ""
 
 
 def _mention(row: _Row, found: Slice, calls: dict[str, frozenset[str]]) -> frozenset[str]:
-    events = set((row.names | row.targets) & (CORE | SIDE))
+    events = set(row.words)
     for name in row.called:
         events |= calls[name]
     nested = isinstance(row.node, _NESTS)
@@ -333,8 +375,8 @@ def _find_looped(rows: list[_Row], found: Slice) -> None:
         if loop and row.function and found.mentions[id(row.node)] & _BACKWARD:
             found.looped.add(row.function)
         if row.function:
-            uses.setdefault(row.function, set()).update(row.called)
-        found.called[id(row.node)] = row.called
+            uses.setdefault(row.function, set()).update(row.direct)
+        found.called[id(row.node)] = row.direct
     changed = True
     while changed:
         more = {name for name, called in uses.items() if called & found.looped} - found.looped

@@ -22,6 +22,8 @@ WALKS = 20
 """Walks of one root: decisions made last, which lie in the loop itself, are turned first."""
 ALIKE = 4
 """Walks in a row that showed nothing new, after which no more are made."""
+TURNS = 8
+"""Decisions of a walk without a backward that are turned to find one."""
 BUDGET = 40_000
 """Statements walked for one root, over all its walks."""
 
@@ -101,7 +103,7 @@ def _explore(
     known: dict[str, float] = {}
     windows: set[str] = set()
     budget = BUDGET
-    probe, _ = _walk(program, module, root, slices, visited, [], known, windows, "once")
+    probe = _probe(program, module, root, slices, visited, known, windows)
     backwards = [event for event in probe.trace.events if event.kind == "backward"]
     if not any(event.kind in ("step", "backward", "zero") for event in probe.trace.events):
         return None
@@ -112,7 +114,7 @@ def _explore(
         manner = "twice"
     traces: list[Trace] = []
     tried: set[tuple[bool, ...]] = set()
-    plans: list[list[bool]] = [[], [False] * 64]
+    plans: list[list[bool]] = [list(probe.choices), [False] * 64]
     walks = alike = 0
     shapes: set[int] = set()
     while plans and walks < WALKS and budget > 0:
@@ -136,6 +138,32 @@ def _explore(
             if taken[position] == walker.usual[position] and turned not in plans:
                 plans.append(turned)
     return Survey(root.node, traces, manner == "driven", manner == "twice")
+
+
+def _probe(
+    program: Program,
+    module: Module,
+    root: _Root,
+    slices: dict[str, Slice],
+    visited: set[int],
+    known: dict[str, float],
+    windows: set[str],
+) -> Walker:
+    """A first walk; where it left before it trained, one that turned the decision to leave."""
+    found, _ = _walk(program, module, root, slices, visited, [], known, windows, "once")
+    name = getattr(root.node, "name", "")
+    hopes = slices[module.path].functions.get(name, frozenset()) & {"backward", "manual_backward"}
+    if not hopes:
+        return found
+    first = found
+    for position in range(len(first.order) - 1, max(-1, len(first.order) - 1 - TURNS), -1):
+        if any(event.kind == "backward" for event in found.trace.events):
+            return found
+        taken = [first.trace.decisions[key][0] for key in first.order]
+        plan = [*taken[:position], not taken[position]]
+        found, _ = _walk(program, module, root, slices, visited, plan, known, windows, "once")
+    trained = any(event.kind == "backward" for event in found.trace.events)
+    return found if trained else first
 
 
 def _shape(trace: Trace) -> int:

@@ -84,6 +84,7 @@ class Walker:
     """Micro-batches that each Accelerate engine has counted in this epoch."""
     driver: Frame | None = None
     aliases: dict[int, tuple[Tensor, Thing]] = field(default_factory=dict)
+    parts: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
     hooks: list[tuple[Func, Thing]] = field(default_factory=list)
     """Hooks that run in every backward, with the parameter they stand on."""
     result: Value = None
