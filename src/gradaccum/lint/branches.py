@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gradaccum.lint.arithmetic import condition
 from gradaccum.lint.evaluate import evaluate, text
 from gradaccum.lint.slicing import CORE, Slice
+from gradaccum.lint.trace import Doubt
 from gradaccum.lint.values import Env, Num, Thing, varies
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["branch", "match", "truth"]
 
 
+_SPECIAL = CORE | {"ddp"}
 _TRAINS = frozenset({"step", "backward", "manual_backward"})
 
 
@@ -39,6 +41,8 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
             walker.unsure.pop()
     matters = bool(found.mentions[id(node)] & CORE) or id(node) in found.forks
     usual = not _skips(node.body, found) if positive else True
+    if key in walker.joints and not walker.joints[key][0] and usual and not node.orelse:
+        usual = bool(found.mentions[id(node)] & _SPECIAL)  # several things at once are rarely so
     if node.orelse and usual and _trains(node.body, found) < _trains(node.orelse, found):
         usual = not positive
     taken = walker.decide(key, changes, matters, usual) == positive
@@ -87,7 +91,7 @@ def _binds(node: ast.If, found: Slice) -> bool:
 
 def truth(
     walker: Walker, env: Env, test: ast.expr, around: ast.AST | None = None
-) -> bool | tuple[str, bool, bool]:
+) -> bool | Doubt:
     """A condition's value; else the key of the decision, whether it changes, and its sense."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         value = truth(walker, env, test.operand, around)
@@ -96,20 +100,21 @@ def truth(
         return value[0], value[1], not value[2]
     if isinstance(test, ast.BoolOp):
         wanted = isinstance(test.op, ast.Or)
-        open_: tuple[str, bool, bool] | None = None
+        open_: list[Doubt] = []
         for operand in test.values:
             value = truth(walker, env, operand, around)
+            if not isinstance(value, bool):
+                settled = walker.settled(value)
+                if settled is None:
+                    open_.append(value)
+                    continue
+                value = settled
             if value is wanted:
                 return wanted
-            if not isinstance(value, bool):
-                open_ = value if open_ is None else _joined(open_, value)
-        return open_ if open_ is not None else not wanted
+        if len(open_) < 2:
+            return open_[0] if open_ else not wanted
+        return walker.join(wanted, open_)
     return condition(walker, env, test, around)
-
-
-def _joined(left: tuple[str, bool, bool], right: tuple[str, bool, bool]) -> tuple[str, bool, bool]:
-    names = (f"{'' if positive else 'not '}{key}" for key, _, positive in (left, right))
-    return " and/or ".join(names), left[1] or right[1], True
 
 
 def match(walker: Walker, node: ast.Match, env: Env) -> str:

@@ -446,6 +446,8 @@ def tensor_method(
     """A method of a tensor."""
     if name in _OBJECT:
         return METHODS[name](walker, node, alias(walker, tensor), args, kwargs)
+    if name == "backward" and id(tensor) in walker.aliases and args:
+        return _backward(walker, node, alias(walker, tensor), args, kwargs)  # DeepSpeed's engine
     if name == "backward":
         backward(walker, node, tensor, None, kwargs, *(["gradient"] if args else []))
         return None

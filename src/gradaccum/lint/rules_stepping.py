@@ -183,6 +183,8 @@ def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:
     ]
     made = [event for event in facts.trace.events if event.kind == "built"
             and event.thing is optimizer]  # fmt: skip
+    if made and "hook" in made[0].flags:
+        return
     if twins and made and view.windows and view.windows[0].step.loops:
         yield hit(
             "GA304",
@@ -251,6 +253,8 @@ def scheduler_in_hook(facts: Facts) -> Iterator[Hit]:
         item.key for event in facts.backwards if event.tensor for item in event.tensor.divisors
     }
     if not divisors & facts.trace.window_keys:
+        return
+    if any("accelerate" in event.flags for event in facts.backwards):
         return
     for event in facts.schedulers:
         if "hook" in event.flags:

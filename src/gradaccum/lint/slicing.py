@@ -205,6 +205,8 @@ def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -
     row.words = (row.targets | row.names) & (CORE | SIDE)
     if row.words & PLAIN:
         row.words -= PLAIN - _spoken(heads)
+    if any(name.lower().endswith(("ddp", "distributeddataparallel")) for name in row.names):
+        row.words |= {"ddp"}
     row.method = isinstance(node, ast.FunctionDef) and owner
     for name in ("body", "orelse", "finalbody"):
         for child in getattr(node, name, None) or ():

@@ -24,7 +24,7 @@ ALIKE = 4
 """Walks in a row that showed nothing new, after which no more are made."""
 TURNS = 8
 """Decisions of a walk without a backward that are turned to find one."""
-BUDGET = 40_000
+BUDGET = 60_000
 """Statements walked for one root, over all its walks."""
 
 
@@ -132,12 +132,27 @@ def _explore(
             break
         shapes.add(shape)
         traces.append(walker.trace)
-        # Turn one decision at a time, those made last first: they lie in the loop itself.
-        for position in range(len(taken) - 1, -1, -1):
+        for position in _positions(walker):
             turned = [*taken[:position], not taken[position]]
             if taken[position] == walker.usual[position] and turned not in plans:
                 plans.append(turned)
     return Survey(root.node, traces, manner == "driven", manner == "twice")
+
+
+def _positions(walker: Walker) -> Iterator[int]:
+    """Decisions to turn: those made last first, for they lie in the loop itself.
+
+    What the data decide and what the settings decide take turns: the one shows what a fault depends
+    on, the other the configuration that has it.
+    """
+    order = [walker.trace.decisions[key][1] for key in walker.order]
+    data = [index for index, changes in enumerate(order) if changes]
+    settings = [index for index, changes in enumerate(order) if not changes]
+    while data or settings:
+        if settings:
+            yield settings.pop()
+        if data:
+            yield data.pop()
 
 
 def _probe(

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from gradaccum.lint.values import Tensor, Thing
 
-__all__ = ["Event", "Loop", "Trace"]
+__all__ = ["Doubt", "Event", "Loop", "Trace"]
+
+Doubt: TypeAlias = "tuple[str, bool, bool]"
+"""A condition that nobody can evaluate: its key, whether it changes from iteration to iteration,
+and whether the condition holds where the key does."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -16,7 +16,7 @@ from gradaccum.lint.evaluate import assign, evaluate, text
 from gradaccum.lint.loops import EXACT, WINDOW, elements, trips
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import Slice, slice_module
-from gradaccum.lint.trace import Event, Loop, Trace
+from gradaccum.lint.trace import Doubt, Event, Loop, Trace
 from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
 
 __all__ = ["Exhausted", "Frame", "Walker"]
@@ -25,6 +25,8 @@ _FREE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.Im
 STEADY = 4
 """Iterations that are enough where all of them step alike."""
 DEPTH = 12
+LONG = 3_000
+"""Statements after which two iterations of a loop are enough."""
 PER_WALK = 12_000
 """Statements and calls of one walk."""
 
@@ -84,6 +86,8 @@ class Walker:
     """Micro-batches that each Accelerate engine has counted in this epoch."""
     driver: Frame | None = None
     aliases: dict[int, tuple[Tensor, Thing]] = field(default_factory=dict)
+    joints: dict[str, tuple[bool, list[Doubt]]] = field(default_factory=dict)
+    """Conditions made of several doubts, by their key."""
     parts: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
     hooks: list[tuple[Func, Thing]] = field(default_factory=list)
     """Hooks that run in every backward, with the parameter they stand on."""
@@ -152,12 +156,48 @@ class Walker:
             self.trace.decisions[key] = (usual, changes)
             return usual
         self.turnable.add(key)
+        forced = None if changes else self._forced(key)
+        if forced is not None:
+            self.trace.decisions[key] = (forced, changes)
+            return forced
         position = len(self.order)
         choice = self.choices[position] if position < len(self.choices) else usual
         self.usual.append(usual)
         self.order.append(key)
         self.trace.decisions[key] = (choice, changes)
         return choice
+
+    def join(self, wanted: bool, parts: list[Doubt]) -> Doubt:
+        """One doubt for several: for `or` (`wanted`) any of them, for `and` all of them."""
+        names = [f"{'' if positive else 'not '}{key}" for key, _, positive in parts]
+        key = (" or " if wanted else " and ").join(names)
+        self.joints[key] = wanted, parts
+        return key, any(changes for _, changes, _ in parts), True
+
+    def settled(self, doubt: Doubt) -> bool | None:
+        """What earlier decisions of this walk make of a doubt."""
+        key, changes, positive = doubt
+        if changes or (key in self.trace.decisions and key not in self.turnable):
+            return None
+        known = self.trace.decisions.get(key)
+        taken = known[0] if known is not None else self._forced(key)
+        return None if taken is None else taken == positive
+
+    def _forced(self, key: str) -> bool | None:
+        """What earlier decisions on conditions that hold this one leave open for it."""
+        for name, (wanted, parts) in self.joints.items():
+            outcome = self.trace.decisions.get(name)
+            if outcome is None or not any(part[0] == key for part in parts):
+                continue
+            positive = next(part[2] for part in parts if part[0] == key)
+            if outcome[0] is not wanted:
+                return (not wanted) == positive
+            others = [self.trace.decisions.get(part[0]) for part in parts if part[0] != key]
+            senses = [part[2] for part in parts if part[0] != key]
+            if all(other is not None and (other[0] == sense) is not wanted
+                   for other, sense in zip(others, senses, strict=True)):  # fmt: skip
+                return wanted == positive
+        return None
 
     def module_slice(self, module: Module) -> Slice:
         """The slice of a file, made once for all walks of a root."""
@@ -344,6 +384,7 @@ def _loop(
     frame = Frame(node, walker.tick())
     walker.loops.append(frame)
     shapes: list[tuple[tuple[str, int, str], ...]] = []
+    budget = walker.budget
     try:
         for index, (item, last) in enumerate(items):
             frame.turn(index, last)
@@ -359,6 +400,8 @@ def _loop(
                 shapes.append(_shape(walker.trace.events[start:]))
                 if index == STEADY - 1 and shapes[0] and len(set(shapes)) == 1:
                     break  # every iteration steps alike: more of them would say no more
+            if index and budget - walker.budget > LONG:
+                break  # a whole training, twice over
             if walker.accumulations > accumulations + 1:
                 break  # an engine that keeps its own windows flushes at the end of each epoch
     finally:
