@@ -109,20 +109,26 @@ def _roles(trace: Trace) -> tuple[list[Thing], list[Thing], bool]:
         elif thing.kind == "scheduler" or "from_optimizer" in thing.uses:
             schedulers.append(thing)
         elif thing.kind in ("unknown", "instance"):
-            last = thing.key.split(".")[-1]
+            names = (thing.key.split(".")[-1], _spelled(event.node))
             if thing.uses & _KNOWN_BY:
                 optimizers.append(thing)
-            elif _SCHEDULER_WORD.search(last):
+            elif any(_SCHEDULER_WORD.search(name) for name in names):
                 schedulers.append(thing)
-            elif _OPTIMIZER_WORD.search(last):
+            elif any(_OPTIMIZER_WORD.search(name) for name in names):
                 optimizers.append(thing)
-            else:
+            elif not any(_BESIDE_WORD.search(name) for name in names):
                 doubtful.append(thing)
     # Where gradients are made and one unnamed thing steps beside them, that is the optimizer.
-    doubtful = [thing for thing in doubtful if not _BESIDE_WORD.search(thing.key)]
     if backwards and not optimizers and len(doubtful) == 1 and _beside(trace, doubtful[0]):
         optimizers.append(doubtful[0])
     return optimizers, schedulers, opaque
+
+
+def _spelled(node: ast.AST) -> str:
+    """What the thing that steps is called where it steps."""
+    func = node.func if isinstance(node, ast.Call) else None
+    holder = func.value if isinstance(func, ast.Attribute) else None
+    return getattr(holder, "attr", getattr(holder, "id", ""))
 
 
 def _beside(trace: Trace, thing: Thing) -> bool:
