@@ -23,7 +23,11 @@ _TRAINS = frozenset({"step", "backward", "manual_backward"})
 
 def branch(walker: Walker, node: ast.If, env: Env) -> str:
     """Walk an `if`."""
+    start = len(walker.trace.events)
     value = truth(walker, env, node.test, node)
+    asked = [event for event in walker.trace.events[start:] if event.kind == "stream_length"]
+    if asked and walker.module_slice(env.module).mentions[id(node)] & {"step"}:
+        walker.note("step_by_length", asked[0].node, asked[0].thing)
     if isinstance(value, bool):
         return walker.block(node.body if value else node.orelse, env)
     key, changes, positive = value
@@ -89,9 +93,7 @@ def _binds(node: ast.If, found: Slice) -> bool:
     )
 
 
-def truth(
-    walker: Walker, env: Env, test: ast.expr, around: ast.AST | None = None
-) -> bool | Doubt:
+def truth(walker: Walker, env: Env, test: ast.expr, around: ast.AST | None = None) -> bool | Doubt:
     """A condition's value; else the key of the decision, whether it changes, and its sense."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         value = truth(walker, env, test.operand, around)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint import effects, library
-from gradaccum.lint.arithmetic import merged
+from gradaccum.lint.arithmetic import asked, merged
 from gradaccum.lint.classes import base_kind, find_method
 from gradaccum.lint.evaluate import attribute, evaluate, text
 from gradaccum.lint.values import Class, Env, Func, Seq, Tensor, Thing, Value
@@ -72,6 +72,8 @@ def _method(
             return Thing("unknown", f"super().{name}()", bool(walker.loops))
         if receiver.kind in ("external", "file"):
             return apply(walker, node, attribute(walker, receiver, name, node), args, kwargs)
+        if receiver.kind == "grad":
+            _read_grad(walker, node, receiver, name)
         home = receiver.attrs.get("__class__")
         if name in receiver.attrs:
             return apply(walker, node, receiver.attrs[name], args, kwargs)
@@ -91,6 +93,13 @@ def _method(
         if receiver.kind == "model" and name not in effects.PLAIN:
             return effects.forward(walker, node, receiver, tensors([*args, *kwargs.values()]))
     return unknown_call(walker, node, receiver, args, kwargs)
+
+
+def _read_grad(walker: Walker, node: ast.Call, grad: Thing, name: str) -> None:
+    if name in ("square", "pow"):
+        walker.note("square", node, grad)
+    if walker.loops and not walker.inside("filter"):
+        walker.note("grad_read", node, grad, None, *asked(walker, node))
 
 
 def _enter(walker: Walker, func: Func, args: list[Value], kwargs: dict[str, Value]) -> Value:

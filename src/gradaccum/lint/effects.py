@@ -218,7 +218,8 @@ def _zero_grad(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value
                kwargs: dict[str, Value]) -> Value:  # fmt: skip
     receiver.uses.add("zero_grad")
     if not _idle(walker, receiver):
-        walker.note("zero", node, receiver)
+        kept = [*args[:1], kwargs.get("set_to_none")]
+        walker.note("zero", node, receiver, None, *(["filled"] if False in kept else []))
     return None
 
 
@@ -232,10 +233,16 @@ def _unscale(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
     return None
 
 
+_SKIP_WORDS = ("get_scale", "._scale", "found_inf", "skipped")
+"""How code asks whether a scaler skipped the step."""
+
+
 def _update(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
             kwargs: dict[str, Value]) -> Value:  # fmt: skip
     if receiver.kind == "scaler" or receiver.uses & {"scale", "unscale", "scaler"}:
-        walker.note("scaler_update", node, receiver)
+        source = walker.program.source(walker.paths[-1])
+        watched = any(word in source for word in _SKIP_WORDS)
+        walker.note("scaler_update", node, receiver, None, *(["watched"] if watched else []))
     else:
         escapes(walker, node, [*args, *kwargs.values()])
     return None
@@ -255,7 +262,8 @@ def clip(walker: Walker, node: ast.AST, target: Value, limit: Value, *flags: str
     if not endless:
         thing = target if isinstance(target, Thing) else None
         if isinstance(target, Seq):
-            thing = Thing("params", "list", models=library.models_of([target]))
+            thing = Thing("params", "list", models=library.models_of([target]),
+                          args=tuple(target.items[:16]))  # fmt: skip
         scaled = isinstance(limit, Thing) and "get_scale" in limit.key
         marks = [*flags, *(["rescaled"] if scaled else [])]
         walker.note("clip", node, thing, None, *marks)
@@ -444,6 +452,8 @@ def tensor_method(
     kwargs: dict[str, Value],
 ) -> Value:
     """A method of a tensor."""
+    if "data" in tensor.flags and name.endswith("_") and not name.startswith("_"):
+        walker.note("data_write", node, None, tensor)
     if name in _OBJECT:
         return METHODS[name](walker, node, alias(walker, tensor), args, kwargs)
     if name == "backward" and id(tensor) in walker.aliases and args:
@@ -452,7 +462,10 @@ def tensor_method(
         backward(walker, node, tensor, None, kwargs, *(["gradient"] if args else []))
         return None
     if name in _NUMBERS:
-        return Thing("unknown", f"{name}@{node.lineno}", True)
+        made = Thing("unknown", f"{name}@{node.lineno}", True)
+        if name == "item" and tensor.forwards:
+            made.attrs["__loss__"] = tensor
+        return made
     if name in _CUTS:
         flags = (tensor.flags | {"detached"}) - {"leaf", "running", "again"}
         return replace(tensor, graph=False, flags=flags, made=node, models=frozenset(),
@@ -473,7 +486,9 @@ def tensor_method(
         flags = tensor.flags - {"sum"} if name == "mean" else tensor.flags | {"sum"}
         return replace(tensor, flags=flags, made=node)
     extra = [value for value in args if isinstance(value, Tensor)]
-    return merged([tensor, *extra], node) if extra else replace(tensor, made=node)
+    if extra:
+        return merged([tensor, *extra], node)
+    return replace(tensor, made=node, flags=tensor.flags - {"data"})
 
 
 def enter(walker: Walker, value: Value, node: ast.AST) -> Value:

@@ -193,7 +193,8 @@ def _tensor_attribute(walker: Walker, value: Tensor, name: str, node: ast.AST) -
     if name == "grad":
         return Thing("grad", "tensor.grad", True)
     if name == "data":
-        return Tensor(value.models, value.divisors, value.forwards, value.flags | {"detached"},
+        marks = {"detached", *(["data"] if value.graph else [])}
+        return Tensor(value.models, value.divisors, value.forwards, value.flags | marks,
                       value.scaler, False, made=node)  # fmt: skip
     return _part(walker, value, f".{name}")
 
@@ -278,8 +279,10 @@ def _comprehension(
         part = node.generators[level]
         iterable = evaluate(walker, inner, part.iter)
         pools.append(iterable)
-        frame = Frame(part.target, walker.tick())
+        frame = Frame(node, walker.tick())
         walker.loops.append(frame)
+        if part.ifs:
+            walker.contexts.append(("filter", None))
         try:
             for index, (item, last) in enumerate(elements(walker, node, iterable, env)):
                 frame.turn(index, last)
@@ -290,6 +293,8 @@ def _comprehension(
                     spin(level + 1)
         finally:
             walker.loops.pop()
+            if part.ifs:
+                walker.contexts.pop()
 
     spin(0)
     first = pools[0] if pools else None
@@ -463,6 +468,8 @@ def _set_attribute(walker: Walker, env: Env, target: ast.Attribute, value: Value
         walker.note("unfreeze" if value is True else "freeze", target, holder)
         return
     holder.attrs[target.attr] = value
+    if target.attr == "weight" and isinstance(value, Thing) and value.kind == "param":
+        walker.note("tie", target, Thing("pair", "tie", models=value.models, args=(holder,)))
     if holder.kind == "model" and isinstance(value, Thing) and value.kind in ("model", "leaf"):
         holder.models |= {value} | value.models
 

@@ -203,6 +203,8 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
         if len({event.node for event in window.fresh}) > 1 or "hook" in window.step.flags:
             continue
         early = window.fresh[0]
+        if any("unsynced" in tensor_of(event).flags for event in window.fresh):
+            continue
         if {"no_sync", "accumulate"} & early.flags or "unsynced" in tensor_of(early).flags:
             continue
         models = tensor_of(early).models
@@ -246,6 +248,57 @@ def forward_outside(facts: Facts) -> Iterator[Hit]:
                 "this backward synchronises all the same",
             )
             return
+
+
+def last_unsynced(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA603."""
+    if facts.opaque or any(event.kind == "sync_toggle" for event in facts.trace.events):
+        return
+    for window in view.windows:
+        if len(window.fresh) < 2 or len(window.fresh) != view.usual(window.step):
+            continue
+        if not all(certain(view, facts, event) for event in window.fresh):
+            continue
+        quiet = ["unsynced" in tensor_of(event).flags for event in window.fresh]
+        if quiet[-1] and not all(quiet) and "fabric" not in window.fresh[-1].flags:
+            yield hit(
+                "GA603",
+                window.fresh[-1],
+                "the last backward before the step runs under `no_sync`, and an earlier one does "
+                "not: the ranks step with different gradients",
+                (window.step, "the update"),
+            )
+            return
+
+
+def first_synced(facts: Facts) -> Iterator[Hit]:
+    """GA603: where the step itself is not seen."""
+    runs: dict[tuple[int, object], list[Event]] = {}
+    for event in facts.backwards:
+        if event.loops:
+            runs.setdefault((event.loops[-1].entry, event.node), []).append(event)
+    events = facts.trace.events
+    for run in runs.values():
+        quiet = ["unsynced" in tensor_of(event).flags for event in run[:2]]
+        if quiet != [False, True] or run[0].flags & {"fabric", "accelerate"}:
+            continue
+        between = events[events.index(run[0]) : events.index(run[1])]
+        if not any(event.kind in ("step", "zero") for event in between):
+            yield hit("GA603", run[0], "the first micro-batch synchronises and the next do not: "
+                      "`no_sync` counts one off, and the window's last one is not synchronised",
+                      (run[1], "not synchronised"))  # fmt: skip
+            return
+
+
+def recomputed(facts: Facts) -> Iterator[Hit]:
+    """GA504 and GA505: what a second forward does differently."""
+    for event in facts.trace.events:
+        if event.kind == "checkpoint_side":
+            yield hit("GA504", event, "this runs twice under activation checkpointing: once in the "
+                      "forward and once in the backward")  # fmt: skip
+        elif event.kind == "checkpoint" and "no_rng" in event.flags and "dropout" in event.flags:
+            yield hit("GA505", event, "the backward recomputes this with other dropout masks than "
+                      "the loss was computed with")  # fmt: skip
 
 
 def left_in_eval(facts: Facts) -> Iterator[Hit]:
@@ -324,8 +377,8 @@ def coupled(facts: Facts) -> Iterator[Hit]:
                       "accumulation equals the whole batch")  # fmt: skip
 
 
-RULES = (synced_each,)
+RULES = (synced_each, last_unsynced)
 GLOBAL = (
-    coupled, running_loss, retained, graph_kept, detached, post_hook_parameter, forward_outside,
-    left_in_eval, low_precision,
+    coupled, first_synced, recomputed, running_loss, retained, graph_kept, detached,
+    post_hook_parameter, forward_outside, left_in_eval, low_precision,
 )  # fmt: skip

@@ -299,6 +299,24 @@ def update_tracked(facts: Facts) -> Iterator[Hit]:
                   "`torch.no_grad()`, which torch refuses")  # fmt: skip
 
 
+def written_unseen(facts: Facts) -> Iterator[Hit]:
+    """GA308: a write through `.data` to what a graph still needs."""
+    events = facts.trace.events
+    for index, event in enumerate(events):
+        if event.kind != "data_write" or event.tensor is None:
+            continue
+        for other in events[index + 1 :]:
+            if other.kind == "forward" or other.loops[: len(event.loops)] != event.loops:
+                break
+            if other.kind == "backward" and other.tensor is not None:
+                if other.tensor.models & event.tensor.models:
+                    yield hit("GA308", event, "a write through `.data` hides from autograd: the "
+                              "backward uses the new value in a graph of the old one",
+                              (other, "backward"))  # fmt: skip
+                    return
+                break
+
+
 def rebound(facts: Facts) -> Iterator[Hit]:
     """GA306."""
     for event in facts.trace.events:
@@ -377,6 +395,7 @@ RULES = (step_without_backward, tail, off_by_one, rebuilt, scheduler_early, para
 GLOBAL = (
     scheduler_in_hook,
     update_tracked,
+    written_unseen,
     rebound,
     unfrozen_late,
     closure_and_backward,

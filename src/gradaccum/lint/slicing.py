@@ -121,9 +121,39 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
         )
         if wanted:
             found.keep.add(id(row.node))
+    _keep_handed_in(rows, found)
+    _keep_means(rows, found)
     _find_forks(rows, found)
     _find_moduli(module, found)
     return found
+
+
+def _keep_handed_in(rows: list[_Row], found: Slice) -> None:
+    """Keep the calls of functions that a training function was given: they may do anything."""
+    given: dict[str, set[str]] = {}
+    for row in rows:
+        if isinstance(row.node, ast.FunctionDef) and found.functions.get(row.node.name):
+            given[row.node.name] = {arg.arg for arg in row.node.args.args}
+    for row in rows:
+        if isinstance(row.node, ast.Expr) and isinstance(row.node.value, ast.Call):
+            func = row.node.value.func
+            if isinstance(func, ast.Name) and func.id in given.get(row.function, ()):
+                found.keep.add(id(row.node))
+
+
+def _keep_means(rows: list[_Row], found: Slice) -> None:
+    """Keep what divides a running sum of losses: a mean for the log."""
+    sums = {name for row in rows if _adds(row.node) and "item" in row.names for name in row.targets}
+    used: set[str] = set()
+    for row in rows if sums else ():
+        if row.names & sums and not row.children and not _adds(row.node):
+            for node in ast.walk(row.node):
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+                    found.keep.add(id(row.node))
+                    used |= row.names
+    stack = [row for row in rows if used & row.targets]
+    for row in stack:
+        found.keep.add(id(row.node))
 
 
 def _find_moduli(module: Module, found: Slice) -> None:
