@@ -331,8 +331,8 @@ figure = pending
         what="A GradScaler skips the step when a gradient overflows; the scheduler steps all the "
         "same.",
         why="One of three steps overflows: the schedule stands at {bad} for {good} updates.",
-        mend="Compare `scaler.get_scale()` before and after `update()`, and step the scheduler only "
-        "if it did not fall.",
+        mend="Compare `scaler.get_scale()` before and after `update()`, and step the scheduler "
+        "only if it did not fall.",
         bad="""\
 import warnings
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint import effects, library
 from gradaccum.lint.arithmetic import asked, merged
+from gradaccum.lint.attributes import attribute
 from gradaccum.lint.classes import base_kind, find_method
-from gradaccum.lint.evaluate import attribute, evaluate, text
+from gradaccum.lint.evaluate import evaluate, text
+from gradaccum.lint.tensor_methods import tensor_method
 from gradaccum.lint.values import Class, Env, Func, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def _method(
     kwargs: dict[str, Value],
 ) -> Value:
     if isinstance(receiver, Tensor):
-        return effects.tensor_method(walker, node, receiver, name, args, kwargs)
+        return tensor_method(walker, node, receiver, name, args, kwargs)
     if isinstance(receiver, Seq):
         return _list_method(walker, node, receiver, name, args)
     if isinstance(receiver, Class):
@@ -86,7 +88,7 @@ def _method(
                     return effects.forward(walker, node, receiver, tensors([*args, result]), result)
                 return result
         if receiver.kind == "leaf" and name not in effects.OF_LEAF:
-            return effects.tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
+            return tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
         handler = effects.METHODS.get(name)
         if handler is not None:
             return handler(walker, node, receiver, args, kwargs)

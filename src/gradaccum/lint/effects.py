@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint import library
-from gradaccum.lint.arithmetic import binary, divided, merged
+from gradaccum.lint.arithmetic import divided, merged
 from gradaccum.lint.evaluate import text
 from gradaccum.lint.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
@@ -25,7 +25,6 @@ __all__ = [
     "escapes",
     "forward",
     "leaf",
-    "tensor_method",
 ]
 
 Handler = Callable[["Walker", ast.Call, Thing, list[Value], dict[str, Value]], Value]
@@ -433,62 +432,11 @@ METHODS: dict[str, Handler] = {
     "load_state_dict": _load,
 }
 
-_OBJECT = frozenset({"zero_grad", "parameters", "named_parameters", "step", "train", "eval"})
 OF_LEAF = frozenset(
     {"backward", "mul_", "div_", "add_", "sub_", "addcmul_", "copy_", "zero_", "register_hook",
      "requires_grad_", "register_post_accumulate_grad_hook"}
 )  # fmt: skip
 """Methods of a leaf tensor that act on the leaf itself."""
-_NUMBERS = frozenset({"item", "tolist", "numpy", "size", "dim", "numel", "is_finite"})
-_CUTS = frozenset({"detach", "argmax", "detach_", "long", "int", "bool", "argmin"})
-
-
-def tensor_method(
-    walker: Walker,
-    node: ast.Call,
-    tensor: Tensor,
-    name: str,
-    args: list[Value],
-    kwargs: dict[str, Value],
-) -> Value:
-    """A method of a tensor."""
-    if "data" in tensor.flags and name.endswith("_") and not name.startswith("_"):
-        walker.note("data_write", node, None, tensor)
-    if name in _OBJECT:
-        return METHODS[name](walker, node, alias(walker, tensor), args, kwargs)
-    if name == "backward" and id(tensor) in walker.aliases and args:
-        return _backward(walker, node, alias(walker, tensor), args, kwargs)  # DeepSpeed's engine
-    if name == "backward":
-        backward(walker, node, tensor, None, kwargs, *(["gradient"] if args else []))
-        return None
-    if name in _NUMBERS:
-        made = Thing("unknown", f"{name}@{node.lineno}", True)
-        if name == "item" and tensor.forwards:
-            made.attrs["__loss__"] = tensor
-        return made
-    if name in _CUTS:
-        flags = (tensor.flags | {"detached"}) - {"leaf", "running", "again"}
-        return replace(tensor, graph=False, flags=flags, made=node, models=frozenset(),
-                       forwards=frozenset())  # fmt: skip
-    if name == "requires_grad_" and (not args or args[0] is True):
-        walker.note("requires_grad", node, None, tensor)
-        if tensor.graph:
-            return tensor
-        fresh = Thing("leaf", f"leaf@{node.lineno}", node=node, depth=len(walker.loops))
-        return replace(leaf(fresh), made=node)
-    if name in ("div", "div_", "true_divide") and args:
-        return binary(walker, ast.Div(), tensor, args[0], node)
-    if name in ("mul", "mul_", "multiply") and args:
-        return binary(walker, ast.Mult(), tensor, args[0], node)
-    if name in ("add", "add_", "sub", "sub_") and args:
-        return binary(walker, ast.Add(), tensor, args[0], node)
-    if name in ("sum", "mean"):
-        flags = tensor.flags - {"sum"} if name == "mean" else tensor.flags | {"sum"}
-        return replace(tensor, flags=flags, made=node)
-    extra = [value for value in args if isinstance(value, Tensor)]
-    if extra:
-        return merged([tensor, *extra], node)
-    return replace(tensor, made=node, flags=tensor.flags - {"data"})
 
 
 def enter(walker: Walker, value: Value, node: ast.AST) -> Value:

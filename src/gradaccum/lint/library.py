@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint import calls, effects
 from gradaccum.lint.arithmetic import merged
-from gradaccum.lint.evaluate import attribute, key_of, text
+from gradaccum.lint.attributes import attribute
+from gradaccum.lint.evaluate import key_of, text
 from gradaccum.lint.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from gradaccum.lint.evaluate import evaluate, key_of
 from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import CORE, Slice, slice_module
-from gradaccum.lint.trace import Trace
+from gradaccum.lint.trace import Frame, Trace
 from gradaccum.lint.values import Class, Env, Func, Thing, Value
-from gradaccum.lint.walk import PER_WALK, Exhausted, Frame, Walker
+from gradaccum.lint.walk import PER_WALK, Exhausted, Walker
 
 __all__ = ["Survey", "survey"]
 

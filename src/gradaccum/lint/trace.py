@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from gradaccum.lint.values import Tensor, Thing
 
-__all__ = ["Doubt", "Event", "Loop", "Trace"]
+__all__ = ["Doubt", "Event", "Frame", "Loop", "Trace"]
 
 Doubt: TypeAlias = "tuple[str, bool, bool]"
 """A condition that nobody can evaluate: its key, whether it changes from iteration to iteration,
@@ -61,3 +61,22 @@ class Trace:
     """A counter of unknown start was taken to start at zero."""
     exact: bool = True
     """No symbol's value had to be chosen on the way."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One loop that is being walked."""
+
+    node: ast.AST
+    entry: int
+    index: int = 0
+    last: bool = False
+    now: Loop = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = Loop(self.node, self.entry, 0)
+
+    def turn(self, index: int, last: bool) -> None:
+        """Begin the next iteration."""
+        self.index, self.last = index, last
+        self.now = Loop(self.node, self.entry, index)

@@ -11,16 +11,20 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from gradaccum.lint.arithmetic import augment
 from gradaccum.lint.branches import branch, match, truth
-from gradaccum.lint.evaluate import assign, evaluate, text
+from gradaccum.lint.effects import enter
+from gradaccum.lint.evaluate import EXPRESSIONS, assign, evaluate, text
+from gradaccum.lint.expressions import HANDLERS
 from gradaccum.lint.loops import EXACT, WINDOW, elements, trips
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import Slice, slice_module
-from gradaccum.lint.trace import Doubt, Event, Loop, Trace
+from gradaccum.lint.trace import Doubt, Event, Frame, Trace
 from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
 
-__all__ = ["Exhausted", "Frame", "Walker"]
+__all__ = ["Exhausted", "Walker"]
 
+EXPRESSIONS.update(HANDLERS)
 _FREE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 STEADY = 4
 """Iterations that are enough where all of them step alike."""
@@ -33,25 +37,6 @@ PER_WALK = 12_000
 
 class Exhausted(Exception):
     """The walk grew past its budget; what was seen until then stands."""
-
-
-@dataclass(slots=True)
-class Frame:
-    """One loop that is being walked."""
-
-    node: ast.AST
-    entry: int
-    index: int = 0
-    last: bool = False
-    now: Loop = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.now = Loop(self.node, self.entry, 0)
-
-    def turn(self, index: int, last: bool) -> None:
-        """Begin the next iteration."""
-        self.index, self.last = index, last
-        self.now = Loop(self.node, self.entry, index)
 
 
 @dataclass(slots=True)
@@ -302,8 +287,6 @@ def _assign(walker: Walker, node: ast.Assign, env: Env) -> str:
         and isinstance(first, (ast.Name, ast.Attribute))
         and _same(first, node.value)
     ):
-        from gradaccum.lint.arithmetic import augment  # noqa: PLC0415 - they need each other
-
         spelled = ast.AugAssign(first, node.value.op, node.value.right)
         augment(walker, ast.copy_location(spelled, node), env, node)
         return ""
@@ -325,8 +308,6 @@ def _ann_assign(walker: Walker, node: ast.AnnAssign, env: Env) -> str:
 
 
 def _aug_assign(walker: Walker, node: ast.AugAssign, env: Env) -> str:
-    from gradaccum.lint.arithmetic import augment  # noqa: PLC0415 - they need each other
-
     augment(walker, node, env)
     return ""
 
@@ -441,8 +422,6 @@ def _endless(node: ast.While) -> bool:
 
 
 def _with(walker: Walker, node: ast.With, env: Env) -> str:
-    from gradaccum.lint.effects import enter  # noqa: PLC0415 - they need each other
-
     mark = len(walker.contexts)
     try:
         for item in node.items:
