@@ -65,7 +65,8 @@ def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
     elif name == "module" and value.kind in ("model", "unknown") and "ddp" in value.uses:
         return value
     else:
-        made = Thing("unknown", f"{value.key}.{name}", value.varies, depth=value.depth)
+        made = Thing("unknown", f"{value.key}.{name}", value.varies, depth=value.depth,
+                     args=(value,))  # fmt: skip
     value.attrs[name] = made
     return made
 

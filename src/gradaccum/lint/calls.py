@@ -129,6 +129,11 @@ def apply(
             if method is not None:
                 method.owner = target
                 return _enter(walker, method, args, kwargs)
+        name = target.key.rpartition(".")[2]
+        if target.kind == "unknown" and name in effects.METHODS and len(target.args) == 1:
+            owner = target.args[0]  # a method that was taken before it was called
+            if isinstance(owner, Thing) and target.key == f"{owner.key}.{name}":
+                return effects.METHODS[name](walker, node, owner, args, kwargs)
         if target.kind == "scheduler":
             walker.note("step", node, target)
             return None

@@ -282,6 +282,8 @@ def first_synced(facts: Facts) -> Iterator[Hit]:
         quiet = ["unsynced" in tensor_of(event).flags for event in run[:2]]
         if quiet != [False, True] or run[0].flags & {"fabric", "accelerate"}:
             continue
+        if tensor_of(run[0]).models != tensor_of(run[1]).models:
+            continue
         between = events[events.index(run[0]) : events.index(run[1])]
         if not any(event.kind in ("step", "zero") for event in between):
             yield hit("GA603", run[0], "the first micro-batch synchronises and the next do not: "
