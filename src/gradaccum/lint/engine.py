@@ -168,6 +168,8 @@ def _unparsed(what: str, reason: str) -> str:
 def _finding(one: Hit, places: dict[str, Source]) -> Finding:
     fault = CATALOGUE.get(one.code)
     path, line = places[one.path].place(one.line)
+    before = places[one.path].text(one.line).encode()[: one.column]
+    column = len(before.decode("utf-8", "ignore")) + 1  # `ast` counts bytes, people do not
     evidence = []
     for other, at, what in one.evidence:
         where, row = places[other].place(at) if other in places else (other, at)
@@ -177,7 +179,7 @@ def _finding(one: Hit, places: dict[str, Source]) -> Finding:
         fault.severity if fault else ("note" if one.code == INTERNAL else "error"),
         path,
         line,
-        one.column + 1,
+        column,
         fault.title if fault else ("not linted" if one.code == INTERNAL else "does not parse"),
         one.message,
         tuple(evidence),
