@@ -169,7 +169,8 @@ def _finding(one: Hit, places: dict[str, Source]) -> Finding:
     fault = CATALOGUE.get(one.code)
     path, line = places[one.path].place(one.line)
     before = places[one.path].text(one.line).encode()[: one.column]
-    column = len(before.decode("utf-8", "ignore")) + 1  # `ast` counts bytes, people do not
+    # `ast` counts bytes, people do not
+    column = one.column + 1 - (len(before) - len(before.decode("utf-8", "ignore")))
     evidence = []
     for other, at, what in one.evidence:
         where, row = places[other].place(at) if other in places else (other, at)

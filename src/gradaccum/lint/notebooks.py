@@ -54,20 +54,26 @@ def _python(cell: str) -> tuple[list[str], tuple[int, int, str] | None]:
     lines = cell.split("\n")
     if cell.startswith("%%") and not cell.startswith(_PYTHON_CELLS):
         return ["" for _ in lines], None
-    if _problem(cell) is None:
-        return lines, None
-    plain = _without_magics(lines)
-    problem = _problem("\n".join(plain))
-    return (plain, None) if problem is None else (["" for _ in lines], problem)
+    moved = _without_margin(lines)
+    problem = None
+    for plain in (lines, moved, _without_magics(moved)):
+        problem = _problem("\n".join(plain))
+        if problem is None:
+            return plain, None
+    return ["" for _ in lines], problem
+
+
+def _without_margin(lines: list[str]) -> list[str]:
+    """Lines without the indent of the first, which IPython takes away as well."""
+    first = next((line for line in lines if line.strip()), "")
+    margin = first[: len(first) - len(first.lstrip())]
+    return [line.removeprefix(margin) for line in lines]
 
 
 def _without_magics(lines: list[str]) -> list[str]:
     plain: list[str] = []
     goes_on = False
-    first = next((line for line in lines if line.strip()), "")
-    margin = first[: len(first) - len(first.lstrip())]  # IPython takes it away as well
-    for given in lines:
-        line = given.removeprefix(margin)
+    for line in lines:
         start = line.lstrip()
         indent = line[: len(line) - len(start)]
         if goes_on:
