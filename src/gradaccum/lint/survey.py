@@ -18,6 +18,8 @@ from gradaccum.lint.walk import PER_WALK, Exhausted, Walker
 
 __all__ = ["Survey", "survey"]
 
+TRAINING = CORE - {"accumulate", "no_backward_sync", "no_sync", "step"}
+"""Calls that make a loop one of training: much else steps, and synchronises."""
 WALKS = 20
 """Walks of one root: decisions made last, which lie in the loop itself, are turned first."""
 ALIKE = 4
@@ -66,11 +68,12 @@ def _roots(module: Module, found: Slice) -> list[_Root]:
     roots: list[_Root] = []
     for node in module.tree.body:
         definition = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-        if not definition and found.mentions.get(id(node), frozenset()) & CORE:
+        if not definition and found.mentions.get(id(node), frozenset()) & TRAINING:
             roots.append(_Root(module.tree, None, False))
             break
     functions = list(_functions(module.tree.body, None))
-    hot = [(node, home) for node, home in functions if found.functions.get(node.name)]
+    hot = [(node, home) for node, home in functions
+           if found.functions.get(node.name, frozenset()) & TRAINING]  # fmt: skip
     called: set[str] = set()
     for node, _ in hot:
         names = {
@@ -104,6 +107,7 @@ def _explore(
     windows: set[str] = set()
     budget = BUDGET
     probe = _probe(program, module, root, slices, visited, known, windows)
+    settled = (dict(known), set(windows)) == probe.at_start
     backwards = [event for event in probe.trace.events if event.kind == "backward"]
     if not any(event.kind in ("step", "backward", "zero") for event in probe.trace.events):
         return None
@@ -119,7 +123,10 @@ def _explore(
     shapes: set[int] = set()
     while plans and walks < WALKS and budget > 0:
         plan = plans.pop(0)
-        walker, _ = _walk(program, module, root, slices, visited, plan, known, windows, manner)
+        if settled and not walks and manner == "once":
+            walker = probe  # nothing was learnt on the way that would change it
+        else:
+            walker, _ = _walk(program, module, root, slices, visited, plan, known, windows, manner)
         walks += 1
         budget -= PER_WALK - max(walker.budget, 0)
         taken = tuple(walker.trace.decisions[key][0] for key in walker.order)

@@ -79,8 +79,12 @@ class Walker:
     result: Value = None
     stack: list[ast.AST] = field(default_factory=list)
 
+    at_start: tuple[dict[str, float], set[str]] = field(init=False)
+    """What was known when this walk began."""
+
     def __post_init__(self) -> None:
         self.trace.window_keys = self.windows
+        self.at_start = dict(self.known), set(self.windows)
 
     # -- what the evaluator needs -------------------------------------------------------------
 
