@@ -86,5 +86,6 @@ class _Writer(cst.CSTTransformer):
         if original_node in edit.remove:
             return cst.RemoveFromParent()
         if before or after:
+            assert isinstance(updated, cst.CSTNode)
             return cst.FlattenSentinel([*before, updated, *after])
         return updated

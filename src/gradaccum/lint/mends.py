@@ -103,7 +103,7 @@ def _moved(place: Place, after: bool) -> Edit | None:
         return None
     if place.home(found) is not place.home(step) or not place.can_leave(found):
         return None
-    side = {step: [found]}
+    side: dict[cst.CSTNode, list[cst.CSTNode]] = {step: [found]}
     return Edit({found}, after=side) if after else Edit({found}, before=side)
 
 

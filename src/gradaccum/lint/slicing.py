@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from gradaccum.lint.program import Module, Program
@@ -33,6 +33,8 @@ SIDE = frozenset(
 PLAIN = frozenset({"accumulate", "append", "backward", "data", "eval", "step", "train", "update"})
 """Of these, the ones that people also call their variables: `step` alone is just a counter."""
 
+_WORDS = CORE | SIDE
+_WRAPS = ("ddp", "distributeddataparallel")
 _HEADERS: dict[type[ast.stmt], tuple[str, ...]] = {
     ast.If: ("test",),
     ast.While: ("test",),
@@ -73,6 +75,8 @@ class Slice:
 
     def __init__(self) -> None:
         self.keep: set[int] = set()
+        self.bodies: dict[int, list[tuple[ast.stmt, Callable[..., str], bool]]] = {}
+        """The kept statements of each body, each with what walks it; filled while walking."""
         self.mentions: dict[int, frozenset[str]] = {}
         self.functions: dict[str, frozenset[str]] = {}
         self.foreign: dict[str, frozenset[str]] = {}
@@ -98,6 +102,7 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
         _import_foreign(module, program, found)
     rows: list[_Row] = []
     top = [_row(node, rows, "") for node in module.tree.body]
+    _mark_wrapped(rows)
     calls = _function_calls(rows, found)
     for row in top:
         _mention(row, found, calls)
@@ -126,6 +131,17 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
     _find_forks(rows, found)
     _find_moduli(module, found)
     return found
+
+
+def _mark_wrapped(rows: list[_Row]) -> None:
+    """Mark where a model is wrapped for several ranks."""
+    every: set[str] = set()
+    for row in rows:
+        every |= row.names
+    wraps = {name for name in every if name.lower().endswith(_WRAPS)}
+    for row in rows if wraps else ():
+        if row.names & wraps:
+            row.words |= {"ddp"}
 
 
 def _keep_handed_in(rows: list[_Row], found: Slice) -> None:
@@ -230,13 +246,11 @@ def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -
                 value = getattr(node, name)
                 heads.extend(value if isinstance(value, list) else [value])
         inner = function
-    targets, names = _identifiers(heads)
+    targets, names, spoken = _identifiers(heads)
     row.targets, row.names = frozenset(targets), frozenset(names)
-    row.words = (row.targets | row.names) & (CORE | SIDE)
+    row.words = (row.targets | row.names) & _WORDS
     if row.words & PLAIN:
-        row.words -= PLAIN - _spoken(heads)
-    if any(name.lower().endswith(("ddp", "distributeddataparallel")) for name in row.names):
-        row.words |= {"ddp"}
+        row.words -= PLAIN - spoken
     row.method = isinstance(node, ast.FunctionDef) and owner
     for name in ("body", "orelse", "finalbody"):
         for child in getattr(node, name, None) or ():
@@ -249,9 +263,11 @@ def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -
     return row
 
 
-def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str]]:
+def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str], set[str]]:
+    """Names that are bound, names that are read, and those that are attributes or are called."""
     targets: set[str] = set()
     names: set[str] = set()
+    spoken: set[str] = set()
     stack = list(heads)
     while stack:
         node = stack.pop()
@@ -259,8 +275,12 @@ def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str]]:
             (names if isinstance(node.ctx, ast.Load) else targets).add(node.id)
         elif isinstance(node, ast.Attribute):
             (names if isinstance(node.ctx, ast.Load) else targets).add(node.attr)
+            spoken.add(node.attr)
             stack.append(node.value)
             continue
+        elif isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                spoken.add(node.func.id)
         elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
             inner = node.value
             while isinstance(inner, ast.Subscript):
@@ -274,19 +294,7 @@ def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str]]:
         elif isinstance(node, (ast.Constant, ast.JoinedStr)):
             continue
         stack.extend(ast.iter_child_nodes(node))
-    return targets, names
-
-
-def _spoken(heads: list[ast.AST]) -> set[str]:
-    """Names that are attributes, or are called."""
-    found: set[str] = set()
-    for head in heads:
-        for node in ast.walk(head):
-            if isinstance(node, ast.Attribute):
-                found.add(node.attr)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                found.add(node.func.id)
-    return found
+    return targets, names, spoken
 
 
 def _loaded(target: ast.expr) -> ast.expr:

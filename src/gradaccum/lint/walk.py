@@ -206,19 +206,21 @@ class Walker:
 
     def block(self, body: list[ast.stmt], env: Env) -> str:
         """Walk statements; returns how they were left: '', 'break', 'continue' or 'return'."""
-        keep = self.module_slice(env.module).keep
-        for node in body:
-            if id(node) not in keep:
-                continue
-            if not isinstance(node, _FREE):
+        slice_ = self.module_slice(env.module)
+        kept = slice_.bodies.get(id(body))
+        if kept is None:
+            keep = slice_.keep
+            kept = [(node, _HANDLERS[type(node)], not isinstance(node, _FREE))
+                    for node in body if id(node) in keep and type(node) in _HANDLERS]  # fmt: skip
+            slice_.bodies[id(body)] = kept
+        for node, handler, costs in kept:
+            if costs:
                 self.budget -= 1
                 if self.budget < 0:
                     raise Exhausted
-            handler = _HANDLERS.get(type(node))
-            if handler is not None:
-                signal = handler(self, node, env)
-                if signal:
-                    return signal
+            signal = handler(self, node, env)
+            if signal:
+                return signal
         return ""
 
     def function(self, func: Func, args: list[Value], kwargs: dict[str, Value]) -> Value:
