@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, certain, tensor_of
@@ -285,11 +287,24 @@ def first_synced(facts: Facts) -> Iterator[Hit]:
         if tensor_of(run[0]).models != tensor_of(run[1]).models:
             continue
         between = events[events.index(run[0]) : events.index(run[1])]
-        if not any(event.kind in ("step", "zero") for event in between):
+        ends = {"escape", "grad_scale", "param_write", "set_grad", "step", "zero"}
+        if not any(event.kind in ends for event in between) and not _steps_somehow(run[0]):
             yield hit("GA603", run[0], "the first micro-batch synchronises and the next do not: "
                       "`no_sync` counts one off, and the window's last one is not synchronised",
                       (run[1], "not synchronised"))  # fmt: skip
             return
+
+
+_STEP_WORD = re.compile(r"step|optim|update", re.IGNORECASE)
+
+
+def _steps_somehow(event: Event) -> bool:
+    """Whether the loop around calls something that may well step each time."""
+    return any(
+        isinstance(node, ast.Call)
+        and _STEP_WORD.search(getattr(node.func, "attr", getattr(node.func, "id", "")))
+        for node in ast.walk(event.loops[-1].node)
+    )
 
 
 def recomputed(facts: Facts) -> Iterator[Hit]:
