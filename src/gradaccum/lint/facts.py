@@ -119,6 +119,8 @@ def _roles(trace: Trace) -> tuple[list[Thing], list[Thing], bool]:
             elif not any(_BESIDE_WORD.search(name) for name in names):
                 doubtful.append(thing)
     # Where gradients are made and one unnamed thing steps beside them, that is the optimizer.
+    if trace.named:
+        doubtful = []
     if backwards and not optimizers and len(doubtful) == 1 and _beside(trace, doubtful[0]):
         optimizers.append(doubtful[0])
     return optimizers, schedulers, opaque

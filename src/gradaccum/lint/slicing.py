@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ PLAIN = frozenset({"accumulate", "append", "backward", "data", "eval", "step", "
 """Of these, the ones that people also call their variables: `step` alone is just a counter."""
 
 _WORDS = CORE | SIDE
+_NAMED = re.compile(r"opt(im\w*|s|_\w+)?(\[\w+\])?\.step\(", re.IGNORECASE)
 _WRAPS = ("ddp", "distributeddataparallel")
 _HEADERS: dict[type[ast.stmt], tuple[str, ...]] = {
     ast.If: ("test",),
@@ -86,6 +88,8 @@ class Slice:
         """`if` statements that bind what a training call is made of."""
         self.moduli: set[int] = set()
         """Window lengths that are written out."""
+        self.named = False
+        """Whether something called an optimizer steps in this file."""
         self.looped: set[str] = set()
         """Functions with a training loop of their own, or that call one that has."""
 
@@ -99,6 +103,7 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
             assert isinstance(done, Slice)
             return done
         program.slices[module.path] = found  # also ends a circle of imports
+        found.named = _NAMED.search(program.source(module.path)) is not None
         _import_foreign(module, program, found)
     rows: list[_Row] = []
     top = [_row(node, rows, "") for node in module.tree.body]

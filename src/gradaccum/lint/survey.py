@@ -224,6 +224,7 @@ def _walk(
 ) -> tuple[Walker, bool]:
     walker = Walker(program, choices, known, slices=slices, visited=visited, windows=windows)
     walker.paths.append(module.path)
+    walker.trace.named = slices[module.path].named
     try:
         if isinstance(root.node, ast.Module):
             walker.block(module.tree.body, walker.scope(module))

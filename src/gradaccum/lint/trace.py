@@ -59,6 +59,8 @@ class Trace:
     things: list[Thing] = field(default_factory=list)
     guessed: bool = False
     """A counter of unknown start was taken to start at zero."""
+    named: bool = False
+    """The file calls something an optimizer that steps, so nothing unnamed is taken for one."""
     exact: bool = True
     """No symbol's value had to be chosen on the way."""
 
