@@ -50,7 +50,7 @@ def lint_tree(folder: str, paths: list[str]) -> list[tuple[str, list[tuple[str, 
         start = time.process_time()
         module = program.load(path)
         hits = [hit for hit in (judge(program, module) if module else []) if hit.path == path]
-        hits = [hit for hit in hits if CATALOGUE[hit.code].usual]
+        hits = [hit for hit in hits if hit.code not in CATALOGUE or CATALOGUE[hit.code].usual]
         rows.append(
             (path, [(h.code, h.line, h.message) for h in hits], time.process_time() - start)
         )

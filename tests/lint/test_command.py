@@ -10,6 +10,8 @@ import pytest
 
 from gradaccum.faults import CATALOGUE
 
+from .sarif_shape import SHAPE
+
 BAD = f"{CATALOGUE['GA102'].prelude}\n{CATALOGUE['GA102'].bad}"
 GOOD = f"{CATALOGUE['GA102'].prelude}\n{CATALOGUE['GA102'].good}"
 
@@ -133,7 +135,7 @@ def test_a_notebook_is_reported_by_cell(folder):
 
 
 SCHEMA = os.environ.get("GRADACCUM_SARIF_SCHEMA", "")
-"""Where OASIS's `sarif-schema-2.1.0.json` lies; it is theirs, so it is not kept here."""
+"""OASIS's own `sarif-schema-2.1.0.json`, if at hand; it is theirs, so it is not kept here."""
 
 
 def test_sarif_holds_to_the_standard(folder):
@@ -146,9 +148,29 @@ def test_sarif_holds_to_the_standard(folder):
         place = result["locations"][0]["physicalLocation"]
         assert place["artifactLocation"]["uri"] == "bad.py"
         assert place["region"]["startLine"] >= 1
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft7Validator(SHAPE).validate(log)
     if SCHEMA:
-        jsonschema = pytest.importorskip("jsonschema")
-        jsonschema.validate(log, json.loads(Path(SCHEMA).read_text()))
+        official = json.loads(Path(SCHEMA).read_text())
+        jsonschema.validators.validator_for(official)(official).validate(log)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda run: run["results"][0].pop("message"),
+        lambda run: run["results"][0].update(level="fatal"),
+        lambda run: run["results"][0]["locations"][0].update(path="bad.py"),
+        lambda run: run["tool"]["driver"].pop("name"),
+    ],
+    ids=["no message", "no such level", "no such property", "no tool"],
+)
+def test_that_the_shape_of_sarif_refuses_what_is_none(folder, spoil):
+    jsonschema = pytest.importorskip("jsonschema")
+    log = json.loads(lint("--format", "sarif", "bad.py", cwd=folder).stdout)
+    spoil(log["runs"][0])
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft7Validator(SHAPE).validate(log)
 
 
 def test_github_annotations_escape_what_they_must(folder):

@@ -220,4 +220,110 @@ figure = round(model.weight.grad.norm().item(), 3)
 """,
         figures=(4.0, 1.0),
     ),
+    Fault(
+        code="GA408",
+        title="a norm of complex gradients without `abs`",
+        severity="error",
+        what="A gradient norm is computed by hand as the root of the sum of squares, and the "
+        "gradients are complex.",
+        why="The square of a complex number is complex, and squares may cancel: the norm is {bad} "
+        "instead of {good}.",
+        mend="Use `grad.abs() ** 2`, or `torch.nn.utils.clip_grad_norm_`, which is right.",
+        bad="""\
+weight = torch.zeros(2, dtype=torch.complex64, requires_grad=True)
+loss = (weight * torch.tensor([1.0 + 0j, -1.0j])).real.sum()
+loss.backward()
+norm = (weight.grad**2).sum().sqrt()
+figure = round(abs(norm.item()), 3)
+""",
+        good="""\
+weight = torch.zeros(2, dtype=torch.complex64, requires_grad=True)
+loss = (weight * torch.tensor([1.0 + 0j, -1.0j])).real.sum()
+loss.backward()
+norm = (weight.grad.abs() ** 2).sum().sqrt()
+figure = round(norm.item(), 3)
+""",
+        figures=(0.0, 1.414),
+    ),
+    Fault(
+        code="GA409",
+        title="the gradient of a frozen parameter is read",
+        severity="error",
+        what="A norm is computed by hand over `model.parameters()`, and some of them are frozen.",
+        why="A frozen parameter's gradient is None, so the loop raises: it measures {bad} "
+        "parameters instead of {good}.",
+        mend="Leave out what has none: `for p in model.parameters() if p.grad is not None`.",
+        bad="""\
+whole = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+whole[0].requires_grad_(False)
+whole(data[0][0]).mean().backward()
+figure = 0
+try:
+    norms = [p.grad.norm() for p in whole.parameters()]
+    figure = len(norms)
+except AttributeError:
+    pass
+""",
+        good="""\
+whole = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+whole[0].requires_grad_(False)
+whole(data[0][0]).mean().backward()
+norms = [p.grad.norm() for p in whole.parameters() if p.grad is not None]
+figure = len(norms)
+""",
+        figures=(0.0, 1.0),
+    ),
+    Fault(
+        code="GA410",
+        title="the norm of a sparse gradient",
+        severity="error",
+        what="`clip_grad_norm_` is given an embedding with `sparse=True`.",
+        why="torch cannot take the norm of a sparse gradient, so the call raises: {bad} of {good} "
+        "clips run.",
+        mend="Take the norm of `grad.coalesce().values()` for those, or leave `sparse=True` out.",
+        bad="""\
+embedding = nn.Embedding(4, 1, sparse=True)
+embedding(torch.tensor([1, 1])).sum().backward()
+figure = 0
+try:
+    nn.utils.clip_grad_norm_(embedding.parameters(), 1.0)
+    figure = 1
+except (NotImplementedError, RuntimeError):
+    pass
+""",
+        good="""\
+embedding = nn.Embedding(4, 1)
+embedding(torch.tensor([1, 1])).sum().backward()
+nn.utils.clip_grad_norm_(embedding.parameters(), 1.0)
+figure = 1
+""",
+        figures=(0.0, 1.0),
+    ),
+    Fault(
+        code="GA411",
+        title="a shared weight is clipped twice",
+        severity="error",
+        what="Two modules share a weight, and the clip is given the parameters of both, one list "
+        "after the other.",
+        why="The weight counts twice in the norm and is scaled twice: its norm after the clip is "
+        "{bad} instead of {good}.",
+        mend="Give `model.parameters()` of the module that holds both: it lists each once.",
+        bad="""\
+embedding, head = nn.Embedding(4, 1), nn.Linear(1, 4, bias=False)
+head.weight = embedding.weight
+nn.init.ones_(head.weight)
+head(embedding(torch.arange(4))).sum().backward()
+nn.utils.clip_grad_norm_([*embedding.parameters(), *head.parameters()], 1.0)
+figure = round(head.weight.grad.norm().item(), 3)
+""",
+        good="""\
+embedding, head = nn.Embedding(4, 1), nn.Linear(1, 4, bias=False)
+head.weight = embedding.weight
+nn.init.ones_(head.weight)
+head(embedding(torch.arange(4))).sum().backward()
+nn.utils.clip_grad_norm_(nn.ModuleList([embedding, head]).parameters(), 1.0)
+figure = round(head.weight.grad.norm().item(), 3)
+""",
+        figures=(0.031, 1.0),
+    ),
 )

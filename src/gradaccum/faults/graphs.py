@@ -37,6 +37,15 @@ def count(state, bucket):
 model.register_comm_hook(None, count)
 """
 
+_CHECKPOINT = """\
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+torch.manual_seed(0)
+batch = torch.ones(2, 1, requires_grad=True)
+"""
+
 FAULTS = (
     Fault(
         code="GA501",
@@ -239,7 +248,6 @@ loss.backward()
 figure = round(loss.item(), 3)
 """,
         figures=(0.0, 0.744),
-        usual=False,
     ),
     Fault(
         code="GA703",
@@ -313,5 +321,107 @@ for _ in range(512):
 figure = total.item()
 """,
         figures=(256.0, 512.0),
+    ),
+    Fault(
+        code="GA504",
+        title="a checkpointed module counts twice",
+        severity="warning",
+        what="A module under activation checkpointing collects or counts on `self` in its forward, "
+        "which the backward runs once more.",
+        why="The gradients are right, the bookkeeping is not: {bad} entries after four "
+        "micro-batches instead of {good}.",
+        mend="Return the value from the forward, and collect it outside the checkpoint.",
+        bad="""\
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.seen = nn.Linear(1, 1), []
+
+    def forward(self, x):
+        self.seen.append(1)
+        return self.linear(x)
+
+
+block = Block()
+for _ in range(4):
+    checkpoint(block, batch, use_reentrant=True).mean().backward()
+figure = len(block.seen)
+""",
+        good="""\
+block, seen = nn.Linear(1, 1), []
+for _ in range(4):
+    checkpoint(block, batch, use_reentrant=True).mean().backward()
+    seen.append(1)
+figure = len(seen)
+""",
+        figures=(8.0, 4.0),
+        prelude=_CHECKPOINT,
+    ),
+    Fault(
+        code="GA505",
+        title="a checkpoint draws other dropout masks",
+        severity="error",
+        what="`checkpoint(..., preserve_rng_state=False)` around a module with dropout.",
+        why="The backward recomputes the forward with other masks than the loss was computed with: "
+        "{bad} of two gradients of one seed agree instead of {good}.",
+        mend="Leave `preserve_rng_state` at its default.",
+        bad="""\
+block = nn.Sequential(nn.Linear(1, 64), nn.Dropout(0.5), nn.Linear(64, 1))
+torch.manual_seed(0)
+plain = torch.autograd.grad(block(batch).mean(), block[2].weight)[0]
+torch.manual_seed(0)
+out = checkpoint(block, batch, use_reentrant=False, preserve_rng_state=False)
+out.mean().backward()
+figure = 2 if torch.equal(plain, block[2].weight.grad) else 0
+""",
+        good="""\
+block = nn.Sequential(nn.Linear(1, 64), nn.Dropout(0.5), nn.Linear(64, 1))
+torch.manual_seed(0)
+plain = torch.autograd.grad(block(batch).mean(), block[2].weight)[0]
+torch.manual_seed(0)
+out = checkpoint(block, batch, use_reentrant=False)
+out.mean().backward()
+figure = 2 if torch.equal(plain, block[2].weight.grad) else 0
+""",
+        figures=(0.0, 2.0),
+        prelude=_CHECKPOINT,
+    ),
+    Fault(
+        code="GA603",
+        title="`no_sync` counts one off",
+        severity="error",
+        what="The condition that chooses `no_sync()` and the one that steps use different offsets: "
+        "the first micro-batch synchronises, the last does not.",
+        why="Each rank steps with a gradient that only it has, so the ranks drift apart: {bad} of "
+        "the window's micro-batches were not sent when the step came, instead of {good}.",
+        mend="Use one condition for both: the micro-batch that steps is the one that synchronises.",
+        bad="""\
+from contextlib import nullcontext
+
+for i, x in enumerate(data):
+    with model.no_sync() if i % every else nullcontext():
+        loss = model(x).mean() / every
+        loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+        figure = 3 if i % every else 0
+dist.destroy_process_group()
+""",
+        good="""\
+from contextlib import nullcontext
+
+for i, x in enumerate(data):
+    with model.no_sync() if (i + 1) % every else nullcontext():
+        loss = model(x).mean() / every
+        loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+        figure = 3 if (i + 1) % every else 0
+dist.destroy_process_group()
+""",
+        figures=(3.0, 0.0),
+        prelude=_RANK,
     ),
 )

@@ -80,7 +80,6 @@ for y in labels:
 figure = round(weight.grad[0].item(), 3)
 """,
         figures=(0.0, -0.3),
-        usual=False,
         prelude=_TOKENS,
     ),
     Fault(
@@ -92,46 +91,117 @@ figure = round(weight.grad[0].item(), 3)
         why="Two micro-batches divided by four: the tail's update is {bad} instead of {good}.",
         mend="Divide the tail by its own length; gradaccum does so by construction.",
         bad="""\
-tail = data[2:]
-for x, y in tail:
-    (nn.functional.mse_loss(model(x), y) / every).backward()
-optimizer.step()
-figure = model.weight.item()
+batches = [*data, *data[2:]]
+for i, (x, y) in enumerate(batches):
+    loss = nn.functional.mse_loss(model(x), y) / every
+    loss.backward()
+    if (i + 1) % every == 0 or i + 1 == len(batches):
+        figure = -model.weight.grad.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        nn.init.zeros_(model.weight)
 """,
         good="""\
-tail = data[2:]
-for x, y in tail:
-    (nn.functional.mse_loss(model(x), y) / len(tail)).backward()
-optimizer.step()
-figure = model.weight.item()
+batches = [*data, *data[2:]]
+for i, (x, y) in enumerate(batches):
+    loss = nn.functional.mse_loss(model(x), y) / (every if i < every else len(batches) % every)
+    loss.backward()
+    if (i + 1) % every == 0 or i + 1 == len(batches):
+        figure = -model.weight.grad.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        nn.init.zeros_(model.weight)
 """,
         figures=(3.5, 7.0),
-        static=False,
+        usual=False,
     ),
     Fault(
         code="GA205",
         title="the logged loss is not the optimised one",
         severity="note",
-        what="The log shows a loss that differs from the objective by a factor, usually the last "
-        "micro-batch's, or one already divided by N.",
+        what="The log shows a loss that differs from the objective by a factor: the micro-batches' "
+        "losses summed, and divided by the number of updates.",
         why="The log says {bad} where the objective is {good}: runs with different N cannot be "
         "compared.",
-        mend="Log the sum of the divided losses over the window.",
+        mend="Divide the sum by the number of micro-batches, or sum the divided losses.",
         bad="""\
-for x, y in data:
-    loss = nn.functional.mse_loss(model(x), y) / every
-    loss.backward()
-figure = loss.item()
+total, updates = 0.0, 0
+for i, (x, y) in enumerate(data):
+    loss = nn.functional.mse_loss(model(x), y)
+    (loss / every).backward()
+    total += loss.item()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+        updates += 1
+figure = total / updates
 """,
         good="""\
-logged = 0.0
-for x, y in data:
-    loss = nn.functional.mse_loss(model(x), y) / every
-    loss.backward()
-    logged += loss.item()
-figure = logged
+total, batches = 0.0, 0
+for i, (x, y) in enumerate(data):
+    loss = nn.functional.mse_loss(model(x), y)
+    (loss / every).backward()
+    total += loss.item()
+    batches += 1
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+figure = total / batches
 """,
-        figures=(4.0, 7.5),
-        static=False,
+        figures=(30.0, 7.5),
+    ),
+    Fault(
+        code="GA206",
+        title="divided by a count that may be zero",
+        severity="note",
+        what="A loss is divided by `mask.sum()`, which is zero in a micro-batch where everything "
+        "is masked.",
+        why="0 / 0 is NaN, and NaN added to the gradients stays: {bad} of two gradients are finite "
+        "after the window instead of {good}.",
+        mend="Divide once by the count of the whole window, or use `mask.sum().clamp(min=1)`.",
+        bad="""\
+for y in [*labels, torch.full((4,), -100)]:
+    mask = (y != -100).float()
+    terms = nn.functional.cross_entropy(weight.expand(4, 2), y.clamp(min=0), reduction="none")
+    loss = (terms * mask).sum() / mask.sum()
+    loss.backward()
+figure = int(weight.grad.isfinite().sum())
+""",
+        good="""\
+for y in [*labels, torch.full((4,), -100)]:
+    mask = (y != -100).float()
+    terms = nn.functional.cross_entropy(weight.expand(4, 2), y.clamp(min=0), reduction="none")
+    loss = (terms * mask).sum() / mask.sum().clamp(min=1)
+    loss.backward()
+figure = int(weight.grad.isfinite().sum())
+""",
+        figures=(0.0, 2.0),
+        prelude=_TOKENS,
+    ),
+    Fault(
+        code="GA207",
+        title="padding is counted in the denominator",
+        severity="warning",
+        what="The loss leaves padding out, but is divided by `numel()`, which counts it.",
+        why="A token of a padded micro-batch weighs less: the gradient of the first class is "
+        "{bad} instead of {good}.",
+        mend="Divide by the tokens that are not padding, over the whole window.",
+        bad="""\
+for y in labels:
+    valid = y[y != -100]
+    loss = nn.functional.cross_entropy(weight.expand(len(valid), 2), valid, reduction="sum")
+    (loss / y.numel()).backward()
+figure = round(weight.grad[0].item(), 3)
+""",
+        good="""\
+tokens = sum(int((y != -100).sum()) for y in labels)
+for y in labels:
+    valid = y[y != -100]
+    loss = nn.functional.cross_entropy(weight.expand(len(valid), 2), valid, reduction="sum")
+    (loss / tokens).backward()
+figure = round(weight.grad[0].item(), 3)
+""",
+        figures=(-0.375, -0.3),
+        prelude=_TOKENS,
     ),
 )

@@ -279,4 +279,134 @@ figure = model.weight.item()
 """,
         figures=(0.0, 2.0),
     ),
+    Fault(
+        code="GA310",
+        title="the last batch is told by the length of a stream",
+        severity="warning",
+        what="The short window at the end is stepped where the count reaches `len(loader)`, but "
+        "the loader reads an `IterableDataset`, whose length is only an estimate.",
+        why="Here it says 6, and 7 batches arrive: {bad} is left unstepped at the end instead of "
+        "{good}.",
+        mend="Look one batch ahead instead of counting, as gradaccum does.",
+        bad="""\
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        return iter(torch.ones(7, 1))
+
+
+loader = torch.utils.data.DataLoader(Stream(), batch_size=None)
+pending = 0
+for i, x in enumerate(loader):
+    model(x).mean().backward()
+    pending += 1
+    if (i + 1) % every == 0 or i + 1 == len(loader):
+        model.weight.grad /= pending
+        optimizer.step()
+        optimizer.zero_grad()
+        pending = 0
+figure = pending
+""",
+        good="""\
+loader = torch.utils.data.DataLoader(list(torch.ones(6, 1)), batch_size=None)
+pending = 0
+for i, x in enumerate(loader):
+    model(x).mean().backward()
+    pending += 1
+    if (i + 1) % every == 0 or i + 1 == len(loader):
+        model.weight.grad /= pending
+        optimizer.step()
+        optimizer.zero_grad()
+        pending = 0
+figure = pending
+""",
+        figures=(1.0, 0.0),
+    ),
+    Fault(
+        code="GA311",
+        title="the scheduler goes on where the step was skipped",
+        severity="note",
+        what="A GradScaler skips the step when a gradient overflows; the scheduler steps all the "
+        "same.",
+        why="One of three steps overflows: the schedule stands at {bad} for {good} updates.",
+        mend="Compare `scaler.get_scale()` before and after `update()`, and step the scheduler "
+        "only if it did not fall.",
+        bad="""\
+import warnings
+
+warnings.simplefilter("ignore")
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+for x in (1.0, float("inf"), 1.0):
+    optimizer.zero_grad()
+    scaler.scale(model(torch.full((1, 1), x)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+figure = scheduler.last_epoch
+""",
+        good="""\
+import warnings
+
+warnings.simplefilter("ignore")
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+for x in (1.0, float("inf"), 1.0):
+    optimizer.zero_grad()
+    scaler.scale(model(torch.full((1, 1), x)).sum()).backward()
+    before = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    if scaler.get_scale() >= before:
+        scheduler.step()
+figure = scheduler.last_epoch
+""",
+        figures=(3.0, 2.0),
+        usual=False,
+    ),
+    Fault(
+        code="GA312",
+        title="the schedule is shorter than the run",
+        severity="warning",
+        what="The scheduler is planned for `len(loader) // N` updates an epoch, but the loop also "
+        "steps the short window at its end.",
+        why="Of three updates an epoch {bad} are planned instead of {good}: a linear decay reaches "
+        "zero too early, and OneCycleLR raises.",
+        mend="Plan with `math.ceil(len(loader) / N)`.",
+        bad="""\
+loader = torch.utils.data.DataLoader(list(torch.ones(10, 1)))
+planned = len(loader) // every
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=planned)
+pending = 0
+for i, x in enumerate(loader):
+    model(x).mean().backward()
+    pending += 1
+    if (i + 1) % every == 0 or i + 1 == len(loader):
+        model.weight.grad /= pending
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        pending = 0
+figure = planned
+""",
+        good="""\
+loader = torch.utils.data.DataLoader(list(torch.ones(10, 1)))
+planned = -(-len(loader) // every)
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=planned)
+pending = 0
+for i, x in enumerate(loader):
+    model(x).mean().backward()
+    pending += 1
+    if (i + 1) % every == 0 or i + 1 == len(loader):
+        model.weight.grad /= pending
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        pending = 0
+figure = planned
+""",
+        figures=(2.0, 3.0),
+    ),
 )

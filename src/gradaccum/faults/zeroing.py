@@ -157,4 +157,34 @@ figure = round(norm.item(), 3)
 """,
         figures=(4.123, 1.0),
     ),
+    Fault(
+        code="GA106",
+        title="a gradient is added to after it was set to None",
+        severity="error",
+        what="`zero_grad()` sets gradients to None, and code written for gradients full of zeros "
+        "adds to one before a backward has made it.",
+        why="Of four gradients that arrive from elsewhere {bad} are summed instead of {good}: the "
+        "first addition raises a TypeError.",
+        mend="Assign the first one: `p.grad = g if p.grad is None else p.grad + g`.",
+        bad="""\
+optimizer.zero_grad()
+figure = 0
+try:
+    for _, y in data:
+        model.weight.grad += y[:1]
+        figure += 1
+except TypeError:
+    pass
+""",
+        good="""\
+optimizer.zero_grad()
+figure = 0
+for _, y in data:
+    if model.weight.grad is None:
+        model.weight.grad = torch.zeros_like(model.weight)
+    model.weight.grad += y[:1]
+    figure += 1
+""",
+        figures=(0.0, 4.0),
+    ),
 )

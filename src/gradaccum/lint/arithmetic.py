@@ -39,11 +39,18 @@ BIG = 8
 
 def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
     """`left op right`."""
+    if isinstance(op, (ast.Pow, ast.Mult)) and isinstance(left, Thing) and left.kind == "grad":
+        if isinstance(op, ast.Pow) or left is right:
+            walker.note("square", node, left)
+    if isinstance(op, ast.Div) and isinstance(left, Thing) and isinstance(right, Num):
+        terms, loss = left.attrs.get("__terms__"), left.attrs.get("__loss__")
+        if isinstance(terms, Num) and isinstance(loss, Tensor):
+            walker.note("average", node, Thing("numbers", "", args=(terms, right)), loss)
     left, right = _drawn(left, right)
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return _tensor(walker, op, left, right, node)
     if isinstance(op, ast.Mod):
-        left, right = _modulus(walker, left, right)
+        left, right = _modulus(walker, left, right, node)
     left, right = _number(walker, left), _number(walker, right)
     if isinstance(left, Num) and isinstance(right, Num):
         function = _MATH.get(type(op))
@@ -52,7 +59,11 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
                 value = function(left.value, right.value)
             except (ZeroDivisionError, OverflowError, TypeError):
                 return Thing("unknown", text(node), True)
-            return Num(value, left.tags | right.tags, left.varies or right.varies)
+            tags = left.tags | right.tags
+            sized = any(tag.startswith("len(") for tag in left.tags)
+            if isinstance(op, ast.FloorDiv) and sized and left.value > 0:
+                tags |= {"floor"}
+            return Num(value, tags, left.varies or right.varies)
     if isinstance(left, Seq) and isinstance(right, Seq) and isinstance(op, ast.Add):
         return Seq([*left.items, *right.items], left.depth, left.open or right.open)
     if isinstance(left, Num) and isinstance(right, Seq):
@@ -97,8 +108,13 @@ def _number(walker: Walker, value: Value) -> Value:
     return value
 
 
-def _modulus(walker: Walker, left: Value, right: Value) -> tuple[Value, Value]:
+def _modulus(walker: Walker, left: Value, right: Value, node: ast.AST) -> tuple[Value, Value]:
     counting = isinstance(left, Num) and left.varies
+    if isinstance(left, Num) and not counting and walker.loops:
+        # a counter that starts outside the loop does not vary until it was counted up once
+        named = any(isinstance(part, (ast.Name, ast.Attribute))
+                    for part in ast.walk(getattr(node, "left", node)))  # fmt: skip
+        counting = named and left.value <= 1 and not left.tags
     if not counting and walker.driver is not None and isinstance(left, (Thing, Num)):
         if isinstance(left, Thing) and left.kind == "unknown":
             left, counting = Num(walker.driver.index, frozenset(), True), True
@@ -119,7 +135,8 @@ def _modulus(walker: Walker, left: Value, right: Value) -> tuple[Value, Value]:
 def divided(tensor: Tensor, by: Value) -> Tensor:
     """`tensor / by`."""
     value = by.value if isinstance(by, Num) else None
-    return replace(tensor, divisors=(*tensor.divisors, Divisor(key_of(by), value)))
+    fixed = isinstance(by, (Num, Thing)) and not by.varies and key_of(by) != "tensor"
+    return replace(tensor, divisors=(*tensor.divisors, Divisor(key_of(by), value, fixed)))
 
 
 def merged(parts: list[Tensor], node: ast.AST) -> Tensor:
@@ -130,7 +147,7 @@ def merged(parts: list[Tensor], node: ast.AST) -> Tensor:
     apart = tuple(
         item for part in parts for item in (*part.divisors, *part.partial) if item not in common
     )
-    flags = frozenset().union(*(part.flags for part in parts)) - {"detached", "item"}
+    flags = frozenset().union(*(part.flags for part in parts)) - {"data", "detached", "item"}
     return Tensor(
         frozenset().union(*(part.models for part in parts)),
         tuple(common),
@@ -147,6 +164,10 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         both = merged([left, right], node)
         if isinstance(op, (ast.Add, ast.Sub)):
+            parts = sorted((left, right), key=lambda part: bool(part.divisors), reverse=True)
+            if _sum_over_window(parts[0]) and not parts[1].divisors and parts[1].graph:
+                if not parts[1].flags & {"sum", "weighted", "lopsided"}:
+                    return replace(both, flags=both.flags | {"lopsided"})
             return both
         if isinstance(op, ast.Mult):
             return replace(both, divisors=(*left.divisors, *right.divisors), partial=())
@@ -163,12 +184,29 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
     if isinstance(op, ast.Div):
         if tensor.forwards and tensor.forwards <= walker.spent and isinstance(other, Num):
             walker.note("divided_late", node, None, divided(tensor, other))
+        if isinstance(node, ast.BinOp) and "sum" in tensor.flags and _is_count(node.right):
+            walker.note("by_count", node, other if isinstance(other, Thing) else None, tensor)
         if tensor is not left and not isinstance(left, Tensor):
             return divided(tensor, Thing("unknown", "reciprocal"))
         return divided(tensor, other)
     if isinstance(op, ast.Mult):
         return _times(tensor, other)
     return tensor
+
+
+def _sum_over_window(tensor: Tensor) -> bool:
+    """Whether a term is a sum over something that does not change with the micro-batch."""
+    return "sum" in tensor.flags and any(item.fixed for item in tensor.divisors)
+
+
+def _is_count(node: ast.expr) -> bool:
+    """Whether a divisor is a bare `mask.sum()`, which may be zero."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "sum"
+        and not node.args
+    )
 
 
 def _times(tensor: Tensor, factor: Value) -> Tensor:
@@ -196,7 +234,8 @@ def augment(
     current = evaluate(walker, env, _read(node.target))
     value = evaluate(walker, env, node.value)
     if isinstance(current, Thing) and current.kind == "grad":
-        walker.note("grad_scale", spelled or node, current)
+        marks = ["add"] if isinstance(node.op, (ast.Add, ast.Sub)) else []
+        walker.note("grad_scale", spelled or node, current, None, *marks, *asked(walker, node))
         return
     if isinstance(current, Thing) and current.kind in ("param", "leaf"):
         reads = isinstance(value, Thing) and (value.kind == "grad" or "grad" in value.uses)
@@ -225,6 +264,8 @@ def augment(
         elif isinstance(node.op, (ast.Mult, ast.Div)) and not isinstance(value, Tensor):
             walker.trace.scaled_keys |= _keys(value)
     result = binary(walker, node.op, current, value, node)
+    if isinstance(node.op, ast.Add) and isinstance(result, Thing) and isinstance(value, Thing):
+        _count_term(result, current, value)
     if isinstance(result, Num) and walker.loops:
         result = Num(result.value, result.tags, True)
     if isinstance(result, Tensor) and not isinstance(current, Tensor):
@@ -233,6 +274,39 @@ def augment(
         kept = {"running", "again"} if "running" in current.flags else set()
         result = replace(result, flags=(result.flags - {"running", "again"}) | kept)
     assign(walker, env, node.target, result)
+
+
+def _count_term(result: Thing, current: Value, value: Thing) -> None:
+    """Count the losses in a running sum, so that a mean of them can be checked."""
+    loss = value.attrs.get("__loss__")
+    before = current.attrs.get("__terms__") if isinstance(current, Thing) else Num(0)
+    known = isinstance(before, Num) and (isinstance(current, Thing) or current_is_zero(current))
+    if isinstance(loss, Tensor) and isinstance(before, Num) and known:
+        result.attrs.update({"__loss__": loss, "__terms__": Num(before.value + 1)})
+
+
+def current_is_zero(value: Value) -> bool:
+    """Whether a sum begins here."""
+    return isinstance(value, Num) and value.value == 0
+
+
+_TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
+
+
+def asked(walker: Walker, node: ast.AST) -> list[str]:
+    """Whether the loop or function around asks if gradients are there at all."""
+    around = walker.loops[-1].node if walker.loops else None
+    around = around or (walker.stack[-1] if walker.stack else None)
+    if around is None:
+        module = walker.program.load(walker.paths[-1])
+        around = module.tree if module is not None else node
+    for child in ast.walk(around):
+        tests = [child.test] if isinstance(child, _TESTS) else getattr(child, "ifs", ())
+        for test in tests:
+            for part in ast.walk(test):
+                if isinstance(part, ast.Attribute) and part.attr in ("grad", "requires_grad"):
+                    return ["asked"]
+    return []
 
 
 def _keys(value: Value) -> set[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gradaccum.lint.arithmetic import condition
 from gradaccum.lint.evaluate import evaluate, text
 from gradaccum.lint.slicing import CORE, Slice
+from gradaccum.lint.trace import Doubt
 from gradaccum.lint.values import Env, Num, Thing, varies
 
 if TYPE_CHECKING:
@@ -16,9 +17,17 @@ if TYPE_CHECKING:
 __all__ = ["branch", "match", "truth"]
 
 
+_SPECIAL = CORE | {"ddp"}
+_TRAINS = frozenset({"step", "backward", "manual_backward"})
+
+
 def branch(walker: Walker, node: ast.If, env: Env) -> str:
     """Walk an `if`."""
+    start = len(walker.trace.events)
     value = truth(walker, env, node.test, node)
+    asked = [event for event in walker.trace.events[start:] if event.kind == "stream_length"]
+    if asked and walker.module_slice(env.module).mentions[id(node)] & {"step"}:
+        walker.note("step_by_length", asked[0].node, asked[0].thing)
     if isinstance(value, bool):
         return walker.block(node.body if value else node.orelse, env)
     key, changes, positive = value
@@ -36,12 +45,21 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
             walker.unsure.pop()
     matters = bool(found.mentions[id(node)] & CORE) or id(node) in found.forks
     usual = not _skips(node.body, found) if positive else True
+    if key in walker.joints and not walker.joints[key][0] and usual and not node.orelse:
+        usual = bool(found.mentions[id(node)] & _SPECIAL)  # several things at once are rarely so
+    if node.orelse and usual and _trains(node.body, found) < _trains(node.orelse, found):
+        usual = not positive
     taken = walker.decide(key, changes, matters, usual) == positive
     walker.unsure.append(key)
     try:
         return walker.block(node.body if taken else node.orelse, env)
     finally:
         walker.unsure.pop()
+
+
+def _trains(body: list[ast.stmt], found: Slice) -> bool:
+    """Whether a branch holds a backward pass."""
+    return any(found.mentions[id(node)] & {"backward", "manual_backward"} for node in body)
 
 
 def _only_leaves(body: list[ast.stmt], found: Slice) -> bool:
@@ -55,13 +73,15 @@ def _only_leaves(body: list[ast.stmt], found: Slice) -> bool:
 
 
 def _skips(body: list[ast.stmt], found: Slice) -> bool:
-    """Whether a branch gives up this iteration: clears and leaves, as for a loss that is NaN."""
+    """Whether a branch leaves without training: it clears, as for a loss that is NaN, or looks."""
     kept = [node for node in body if id(node) in found.keep]
+    out = bool(kept) and isinstance(kept[-1], ast.Return)
     return (
         bool(kept)
         and isinstance(kept[-1], (ast.Return, ast.Break, ast.Continue))
         and not any(
-            found.mentions[id(node)] & {"step", "backward", "manual_backward"} for node in kept
+            found.mentions[id(node)] & ({"backward", "manual_backward"} if out else _TRAINS)
+            for node in kept
         )
     )
 
@@ -73,9 +93,7 @@ def _binds(node: ast.If, found: Slice) -> bool:
     )
 
 
-def truth(
-    walker: Walker, env: Env, test: ast.expr, around: ast.AST | None = None
-) -> bool | tuple[str, bool, bool]:
+def truth(walker: Walker, env: Env, test: ast.expr, around: ast.AST | None = None) -> bool | Doubt:
     """A condition's value; else the key of the decision, whether it changes, and its sense."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         value = truth(walker, env, test.operand, around)
@@ -84,20 +102,21 @@ def truth(
         return value[0], value[1], not value[2]
     if isinstance(test, ast.BoolOp):
         wanted = isinstance(test.op, ast.Or)
-        open_: tuple[str, bool, bool] | None = None
+        open_: list[Doubt] = []
         for operand in test.values:
             value = truth(walker, env, operand, around)
+            if not isinstance(value, bool):
+                settled = walker.settled(value)
+                if settled is None:
+                    open_.append(value)
+                    continue
+                value = settled
             if value is wanted:
                 return wanted
-            if not isinstance(value, bool):
-                open_ = value if open_ is None else _joined(open_, value)
-        return open_ if open_ is not None else not wanted
+        if len(open_) < 2:
+            return open_[0] if open_ else not wanted
+        return walker.join(wanted, open_)
     return condition(walker, env, test, around)
-
-
-def _joined(left: tuple[str, bool, bool], right: tuple[str, bool, bool]) -> tuple[str, bool, bool]:
-    names = (f"{'' if positive else 'not '}{key}" for key, _, positive in (left, right))
-    return " and/or ".join(names), left[1] or right[1], True
 
 
 def match(walker: Walker, node: ast.Match, env: Env) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint import effects, library
-from gradaccum.lint.arithmetic import merged
+from gradaccum.lint.arithmetic import asked, merged
+from gradaccum.lint.attributes import attribute
 from gradaccum.lint.classes import base_kind, find_method
-from gradaccum.lint.evaluate import attribute, evaluate, text
+from gradaccum.lint.evaluate import evaluate, text
+from gradaccum.lint.tensor_methods import tensor_method
 from gradaccum.lint.values import Class, Env, Func, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ def _method(
     kwargs: dict[str, Value],
 ) -> Value:
     if isinstance(receiver, Tensor):
-        return effects.tensor_method(walker, node, receiver, name, args, kwargs)
+        return tensor_method(walker, node, receiver, name, args, kwargs)
     if isinstance(receiver, Seq):
         return _list_method(walker, node, receiver, name, args)
     if isinstance(receiver, Class):
@@ -71,6 +74,8 @@ def _method(
             return Thing("unknown", f"super().{name}()", bool(walker.loops))
         if receiver.kind in ("external", "file"):
             return apply(walker, node, attribute(walker, receiver, name, node), args, kwargs)
+        if receiver.kind == "grad":
+            _read_grad(walker, node, receiver, name)
         home = receiver.attrs.get("__class__")
         if name in receiver.attrs:
             return apply(walker, node, receiver.attrs[name], args, kwargs)
@@ -83,13 +88,20 @@ def _method(
                     return effects.forward(walker, node, receiver, tensors([*args, result]), result)
                 return result
         if receiver.kind == "leaf" and name not in effects.OF_LEAF:
-            return effects.tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
+            return tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
         handler = effects.METHODS.get(name)
         if handler is not None:
             return handler(walker, node, receiver, args, kwargs)
         if receiver.kind == "model" and name not in effects.PLAIN:
             return effects.forward(walker, node, receiver, tensors([*args, *kwargs.values()]))
     return unknown_call(walker, node, receiver, args, kwargs)
+
+
+def _read_grad(walker: Walker, node: ast.Call, grad: Thing, name: str) -> None:
+    if name in ("square", "pow"):
+        walker.note("square", node, grad)
+    if walker.loops and not walker.inside("filter"):
+        walker.note("grad_read", node, grad, None, *asked(walker, node))
 
 
 def _enter(walker: Walker, func: Func, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -117,6 +129,11 @@ def apply(
             if method is not None:
                 method.owner = target
                 return _enter(walker, method, args, kwargs)
+        name = target.key.rpartition(".")[2]
+        if target.kind == "unknown" and name in effects.METHODS and len(target.args) == 1:
+            owner = target.args[0]  # a method that was taken before it was called
+            if isinstance(owner, Thing) and target.key == f"{owner.key}.{name}":
+                return effects.METHODS[name](walker, node, owner, args, kwargs)
         if target.kind == "scheduler":
             walker.note("step", node, target)
             return None
@@ -209,9 +226,21 @@ def unknown_call(
     return _opaque(walker, node, values)
 
 
+_SETTLED = re.compile(
+    r"(is|has|use)_(\w+_)?(available|installed|enabled|initialized|distributed|process|master|main)"
+    r"|get_(local_)?rank|get_world_size"
+)
+"""Questions about the machine: their answer is the same in every iteration."""
+
+
 def _opaque(walker: Walker, node: ast.Call, args: list[Value]) -> Thing:
     where = f"{text(node.func)}()@{node.lineno}"
-    made = Thing("unknown", where, bool(walker.loops), node=node, depth=len(walker.loops))
+    name = text(node.func)
+    settled = not args and _SETTLED.fullmatch(name.split(".")[-1]) is not None
+    if settled:
+        where = f"{name}()"
+    changes = bool(walker.loops) and not settled
+    made = Thing("unknown", where, changes, node=node, depth=len(walker.loops))
     made.args = tuple(args)
     if any(isinstance(value, Thing) and value.kind == "optimizer" for value in args):
         made.uses.add("from_optimizer")

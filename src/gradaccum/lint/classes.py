@@ -52,6 +52,8 @@ def base_kind(walker: Walker, home: Class, depth: int = 0) -> str:
             return "model"
         if name in ("Optimizer", "SGD", "Adam", "AdamW") or name.endswith("Optimizer"):
             return "optimizer"
+        if name == "IterableDataset":
+            return "stream"
         if name in ("LRScheduler", "_LRScheduler"):
             return "scheduler"
     return "instance"

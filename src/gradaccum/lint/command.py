@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gradaccum.errors import GradaccumError, InputError
+from gradaccum.errors import GradaccumError, InputError, MissingExtraError
 from gradaccum.faults import CATALOGUE, Fault, find
 from gradaccum.lint import sources
 from gradaccum.lint.engine import Result, lint
-from gradaccum.lint.settings import load
+from gradaccum.lint.settings import Settings, load
 from gradaccum.records import Finding
 
 __all__ = ["explain", "run"]
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
             problems.append(problem)
     result = lint(texts, settings, options.jobs)
     if options.fix or options.diff:
-        return _mend(result, options)
+        return _mend(result, options, settings)
     _write(_report(result, options.format, options.output), options.output)
     for problem in problems:
         sys.stderr.write(f"gradaccum: {problem.problem} See docs/messages.md#{problem.slug}\n")
@@ -116,14 +116,19 @@ def _write(report: str, output: str | None) -> None:
         ) from None
 
 
-def _mend(result: Result, options: argparse.Namespace) -> int:
-    from gradaccum.lint.mend import mend  # noqa: PLC0415 - needs libcst, an extra
+def _mend(result: Result, options: argparse.Namespace, settings: Settings) -> int:
+    try:
+        from gradaccum.lint.mend import mend  # noqa: PLC0415 - needs libcst, an extra
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            "fix-missing", "`--fix` and `--diff` need libcst: pip install 'gradaccum[fix]'"
+        ) from None
 
     left: list[Finding] = []
     changed = 0
     for path, source in result.texts.items():
         own = [item for item in result.findings if item.path == path]
-        new, rest = mend(source, own)
+        new, rest = mend(source, own, lambda text: lint([text], settings, 1).findings)
         left.extend(rest)
         if new == source.data:
             continue

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint import library
-from gradaccum.lint.arithmetic import binary, divided, merged
+from gradaccum.lint.arithmetic import divided, merged
 from gradaccum.lint.evaluate import text
 from gradaccum.lint.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
@@ -25,7 +25,6 @@ __all__ = [
     "escapes",
     "forward",
     "leaf",
-    "tensor_method",
 ]
 
 Handler = Callable[["Walker", ast.Call, Thing, list[Value], dict[str, Value]], Value]
@@ -102,7 +101,10 @@ def backward(
     marks = [
         *flags,
         *(name for name in ("retain_graph", "create_graph") if kwargs.get(name) is True),
+        *(["gradient"] if "gradient" in kwargs else []),
     ]
+    if "retain_graph" in marks and _passes_beside(walker, node) > 1:
+        marks.append("others")
     walker.note("backward", node, via, tensor, *marks)
     walker.spent |= tensor.forwards
     if walker.inside("hook"):
@@ -113,6 +115,19 @@ def backward(
             walker.function(hook, [param], {})
     finally:
         walker.contexts.pop()
+
+
+def _passes_beside(walker: Walker, node: ast.AST) -> int:
+    """How many backward passes the function or class around a call spells out."""
+    module = walker.program.load(walker.paths[-1])
+    line = getattr(node, "lineno", 0)
+    for outer in module.tree.body if module is not None else ():
+        if outer.lineno <= line <= (outer.end_lineno or line):
+            return sum(
+                isinstance(child, ast.Attribute) and child.attr in ("backward", "manual_backward")
+                for child in ast.walk(outer)
+            )
+    return 0
 
 
 def _as_loss(value: Value) -> Tensor:
@@ -202,7 +217,8 @@ def _zero_grad(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value
                kwargs: dict[str, Value]) -> Value:  # fmt: skip
     receiver.uses.add("zero_grad")
     if not _idle(walker, receiver):
-        walker.note("zero", node, receiver)
+        kept = [*args[:1], kwargs.get("set_to_none")]
+        walker.note("zero", node, receiver, None, *(["filled"] if False in kept else []))
     return None
 
 
@@ -216,10 +232,16 @@ def _unscale(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
     return None
 
 
+_SKIP_WORDS = ("get_scale", "._scale", "found_inf", "skipped")
+"""How code asks whether a scaler skipped the step."""
+
+
 def _update(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
             kwargs: dict[str, Value]) -> Value:  # fmt: skip
     if receiver.kind == "scaler" or receiver.uses & {"scale", "unscale", "scaler"}:
-        walker.note("scaler_update", node, receiver)
+        source = walker.program.source(walker.paths[-1])
+        watched = any(word in source for word in _SKIP_WORDS)
+        walker.note("scaler_update", node, receiver, None, *(["watched"] if watched else []))
     else:
         escapes(walker, node, [*args, *kwargs.values()])
     return None
@@ -239,7 +261,8 @@ def clip(walker: Walker, node: ast.AST, target: Value, limit: Value, *flags: str
     if not endless:
         thing = target if isinstance(target, Thing) else None
         if isinstance(target, Seq):
-            thing = Thing("params", "list", models=library.models_of([target]))
+            thing = Thing("params", "list", models=library.models_of([target]),
+                          args=tuple(target.items[:16]))  # fmt: skip
         scaled = isinstance(limit, Thing) and "get_scale" in limit.key
         marks = [*flags, *(["rescaled"] if scaled else [])]
         walker.note("clip", node, thing, None, *marks)
@@ -276,7 +299,7 @@ def _prepare(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
     for value in args:
         if isinstance(value, Thing):
             value.uses.add("prepared")
-            if text(node).endswith("setup()"):
+            if ".setup" in text(node):
                 value.uses.discard("prepared")
     return args[0] if len(args) == 1 else Seq(list(args), len(walker.loops))
 
@@ -378,7 +401,14 @@ METHODS: dict[str, Handler] = {
     "no_sync": _no_sync,
     "no_backward_sync": _no_sync,
     "prepare": _prepare,
+    "prepare_data_loader": _prepare,
+    "prepare_model": _prepare,
+    "prepare_optimizer": _prepare,
+    "prepare_scheduler": _prepare,
     "setup": _prepare,
+    "setup_dataloaders": _prepare,
+    "setup_module": _prepare,
+    "setup_optimizers": _prepare,
     "parameters": _parameters,
     "named_parameters": _parameters,
     "train": _mode,
@@ -402,53 +432,11 @@ METHODS: dict[str, Handler] = {
     "load_state_dict": _load,
 }
 
-_OBJECT = frozenset({"zero_grad", "parameters", "named_parameters", "step", "train", "eval"})
 OF_LEAF = frozenset(
     {"backward", "mul_", "div_", "add_", "sub_", "addcmul_", "copy_", "zero_", "register_hook",
      "requires_grad_", "register_post_accumulate_grad_hook"}
 )  # fmt: skip
 """Methods of a leaf tensor that act on the leaf itself."""
-_NUMBERS = frozenset({"item", "tolist", "numpy", "size", "dim", "numel", "is_finite"})
-_CUTS = frozenset({"detach", "argmax", "detach_", "long", "int", "bool", "argmin"})
-
-
-def tensor_method(
-    walker: Walker,
-    node: ast.Call,
-    tensor: Tensor,
-    name: str,
-    args: list[Value],
-    kwargs: dict[str, Value],
-) -> Value:
-    """A method of a tensor."""
-    if name in _OBJECT:
-        return METHODS[name](walker, node, alias(walker, tensor), args, kwargs)
-    if name == "backward":
-        backward(walker, node, tensor, None, kwargs)
-        return None
-    if name in _NUMBERS:
-        return Thing("unknown", f"{name}@{node.lineno}", True)
-    if name in _CUTS:
-        flags = (tensor.flags | {"detached"}) - {"leaf", "running", "again"}
-        return replace(tensor, graph=False, flags=flags, made=node, models=frozenset(),
-                       forwards=frozenset())  # fmt: skip
-    if name == "requires_grad_" and (not args or args[0] is True):
-        walker.note("requires_grad", node, None, tensor)
-        if tensor.graph:
-            return tensor
-        fresh = Thing("leaf", f"leaf@{node.lineno}", node=node, depth=len(walker.loops))
-        return replace(leaf(fresh), made=node)
-    if name in ("div", "div_", "true_divide") and args:
-        return binary(walker, ast.Div(), tensor, args[0], node)
-    if name in ("mul", "mul_", "multiply") and args:
-        return binary(walker, ast.Mult(), tensor, args[0], node)
-    if name in ("add", "add_", "sub", "sub_") and args:
-        return binary(walker, ast.Add(), tensor, args[0], node)
-    if name in ("sum", "mean"):
-        flags = tensor.flags - {"sum"} if name == "mean" else tensor.flags | {"sum"}
-        return replace(tensor, flags=flags, made=node)
-    extra = [value for value in args if isinstance(value, Tensor)]
-    return merged([tensor, *extra], node) if extra else replace(tensor, made=node)
 
 
 def enter(walker: Walker, value: Value, node: ast.AST) -> Value:

@@ -96,6 +96,10 @@ def lint_source(
     """The findings of one source that the settings want and no `# noqa` covers."""
     places = {**(known or {}), source.path: source}
     hits: list[Hit] = []
+    cells = [
+        Hit(SYNTAX, source.path, line, column, _unparsed("cell", reason))
+        for line, column, reason in source.broken
+    ]
     try:
         if _MAYBE.search(source.data):
             module = program.modules.get(source.path) or parse(source.data, source.path)
@@ -112,7 +116,7 @@ def lint_source(
         hits = [Hit(INTERNAL, source.path, 1, 0, reason)]
     return [
         _finding(one, places)
-        for one in hits
+        for one in (*cells, *hits)
         if one.code in settings.codes
         and one.path in places
         and not silenced(places[one.path].text(one.line), one.code)
@@ -120,18 +124,20 @@ def lint_source(
 
 
 def _deep(program: Program, module: Module) -> list[Hit]:
-    """Judge with room for deep nesting: only a thread's stack is ours to choose."""
+    """Judge; where the usual stack is too short, with a long one: a thread's is ours to choose."""
+    try:
+        return judge(program, module)
+    except RecursionError:
+        program.slices.clear()  # what was half done
     found: list[list[Hit]] = []
-    errors: list[BaseException] = []
+    failed: list[BaseException] = []
 
     def run() -> None:
         try:
             found.append(judge(program, module))
-        except (RecursionError, MemoryError) as error:
-            errors.append(error)
+        except Exception as error:  # noqa: BLE001 - raised again below, where it can be seen
+            failed.append(error)
 
-    if not _nested(module):
-        return judge(program, module)
     limit = sys.getrecursionlimit()
     size = threading.stack_size(256 * 1024 * 1024)
     try:
@@ -142,33 +148,29 @@ def _deep(program: Program, module: Module) -> list[Hit]:
     finally:
         sys.setrecursionlimit(limit)
         threading.stack_size(size)
-    return found[0] if found else []
-
-
-def _nested(module: Module) -> bool:
-    """Whether a file nests deeper than the usual stack allows for."""
-    import ast  # noqa: PLC0415 - beside its only use
-
-    level: list[ast.AST] = [module.tree]
-    depth = 0
-    while level:
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
-        depth += 1
-        if depth > 60:
-            return True
-    return False
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 def _broken(path: str, error: SyntaxError | ValueError) -> Hit:
     line = getattr(error, "lineno", None) or 1
     column = max(getattr(error, "offset", None) or 1, 1) - 1
     reason = getattr(error, "msg", None) or str(error)
-    return Hit(SYNTAX, path, line, column, f"this file does not parse: {reason}")
+    return Hit(SYNTAX, path, line, column, _unparsed("file", reason))
+
+
+def _unparsed(what: str, reason: str) -> str:
+    version = ".".join(map(str, sys.version_info[:2]))
+    return f"this {what} does not parse as Python {version}: {reason}"
 
 
 def _finding(one: Hit, places: dict[str, Source]) -> Finding:
     fault = CATALOGUE.get(one.code)
     path, line = places[one.path].place(one.line)
+    before = places[one.path].text(one.line).encode()[: one.column]
+    # `ast` counts bytes, people do not
+    column = one.column + 1 - (len(before) - len(before.decode("utf-8", "ignore")))
     evidence = []
     for other, at, what in one.evidence:
         where, row = places[other].place(at) if other in places else (other, at)
@@ -178,7 +180,7 @@ def _finding(one: Hit, places: dict[str, Source]) -> Finding:
         fault.severity if fault else ("note" if one.code == INTERNAL else "error"),
         path,
         line,
-        one.column + 1,
+        column,
         fault.title if fault else ("not linted" if one.code == INTERNAL else "does not parse"),
         one.message,
         tuple(evidence),

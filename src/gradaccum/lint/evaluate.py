@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.program import Module
-from gradaccum.lint.slicing import CORE
 from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value, varies
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _BUILTINS = frozenset(dir(builtins))
 
-__all__ = ["assign", "attribute", "evaluate", "key_of", "text"]
+__all__ = [
+    "EXPRESSIONS", "assign", "evaluate", "external", "global_name", "key_of", "part_of", "text",
+]  # fmt: skip
 
 
 def text(node: ast.AST) -> str:
@@ -51,7 +53,7 @@ def key_of(value: Value) -> str:
 
 def evaluate(walker: Walker, env: Env, node: ast.expr) -> Value:
     """The value of `node` in `env`; what cannot be known is a `Thing` of kind unknown."""
-    handler = _HANDLERS.get(type(node))
+    handler = EXPRESSIONS.get(type(node))
     if handler is None:
         return Thing("unknown", text(node), bool(walker.loops), depth=len(walker.loops))
     return handler(walker, env, node)
@@ -71,10 +73,11 @@ def _name(walker: Walker, env: Env, node: ast.Name) -> Value:
     holder = found.find(node.id)
     if holder is not None:
         return holder.names[node.id]
-    return _global(walker, env.module, node.id)
+    return global_name(walker, env.module, node.id)
 
 
-def _global(walker: Walker, module: Module, name: str) -> Value:
+def global_name(walker: Walker, module: Module, name: str) -> Value:
+    """What a name means at the top level of a file."""
     if name == "__name__":
         return "__main__"
     scope = walker.scope(module)
@@ -120,86 +123,25 @@ def external(walker: Walker, module: Module, dotted: str) -> Value:
         return Thing("file", other.path)
     if "." in rest:
         return Thing("external", dotted)
-    value = _global(walker, other, rest)
+    value = global_name(walker, other, rest)
     if isinstance(value, Thing) and value.kind == "external" and value.key == rest:
         return Thing("external", dotted)
     return value
 
 
-def _attribute(walker: Walker, env: Env, node: ast.Attribute) -> Value:
-    return attribute(walker, evaluate(walker, env, node.value), node.attr, node)
-
-
-def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
-    """`value.name`."""
-    from gradaccum.lint.classes import find_method  # noqa: PLC0415 - they need each other
-
-    if isinstance(value, Tensor):
-        return _tensor_attribute(value, name, node)
-    if isinstance(value, Class):
-        method = find_method(walker, value, name)
-        return method if method is not None else Thing("unknown", f"{value.node.name}.{name}")
-    if not isinstance(value, Thing):
-        return Thing("unknown", f"{key_of(value)}.{name}", varies(value))
-    if value.kind == "external":
-        return (
-            value.attrs[name] if name in value.attrs else Thing("external", f"{value.key}.{name}")
-        )
-    if value.kind == "file":
-        module = walker.program.load(value.key)
-        return _global(walker, module, name) if module else Thing("unknown", name)
-    if name == "sync_gradients" and walker.accumulations:
-        return walker.sync
-    if name in value.attrs:
-        return value.attrs[name]
-    home = value.attrs.get("__class__")
-    if isinstance(home, Class):
-        method = find_method(walker, home, name)
-        if method is not None:
-            method.owner = value
-            if any(text(item) in ("property", "cached_property") for item in _decorators(method)):
-                return walker.function(method, [], {})
-            return method
-    if name == "requires_grad" and value.kind == "param":
-        return True
-    if name == "grad" and value.kind == "unknown":
-        made = Thing("grad", f"{value.key}.grad", True, args=(value,))
-    elif name in ("weight", "bias") and value.kind == "model":
-        made = Thing("param", f"{value.key}.{name}", models=frozenset((value,)))
-    elif name == "grad" and value.kind in ("param", "leaf"):
-        made = Thing("grad", f"{value.key}.grad", True, models=value.models, args=(value,))
-    elif name == "data" and value.kind in ("grad", "param"):
-        made = Thing(value.kind, f"{value.key}.data", True, models=value.models, args=(value,))
-        made.uses.add("data")
-    elif name == "param_groups":
-        value.uses.add("param_groups")
-        made = Thing("param_groups", f"{value.key}.param_groups", models=value.models)
-    elif name == "module" and value.kind in ("model", "unknown") and "ddp" in value.uses:
-        return value
-    else:
-        made = Thing("unknown", f"{value.key}.{name}", value.varies, depth=value.depth)
-    value.attrs[name] = made
-    return made
-
-
-def _decorators(func: Func) -> list[ast.expr]:
-    return [] if isinstance(func.node, ast.Lambda) else func.node.decorator_list
-
-
-def _tensor_attribute(value: Tensor, name: str, node: ast.AST) -> Value:
-    if name in ("shape", "device", "dtype", "ndim", "requires_grad"):
-        return Thing("unknown", f"tensor.{name}", True)
-    if name == "grad":
-        return Thing("grad", "tensor.grad", True)
-    if name == "data":
-        return Tensor(value.models, value.divisors, value.forwards, value.flags | {"detached"},
-                      value.scaler, False, made=node)  # fmt: skip
-    return value
+def part_of(walker: Walker, value: Tensor, name: str) -> Tensor:
+    """One of several results of a call, the same object whenever it is asked for."""
+    key = id(value), name
+    if key not in walker.parts:
+        walker.parts[key] = value, replace(value, flags=value.flags | {f"part{name}"})
+    return walker.parts[key][1]
 
 
 def _subscript(walker: Walker, env: Env, node: ast.Subscript) -> Value:
     value = evaluate(walker, env, node.value)
     if isinstance(value, Tensor):
+        if isinstance(node.slice, ast.Constant):
+            return part_of(walker, value, f"[{node.slice.value!r}]")
         return value
     index = None if isinstance(node.slice, ast.Slice) else evaluate(walker, env, node.slice)
     if isinstance(value, Seq):
@@ -249,114 +191,6 @@ def _dict(walker: Walker, env: Env, node: ast.Dict) -> Value:
     return made
 
 
-def _comprehension(
-    walker: Walker, env: Env, node: ast.ListComp | ast.SetComp | ast.GeneratorExp
-) -> Value:
-    from gradaccum.lint.branches import truth  # noqa: PLC0415 - they need each other
-    from gradaccum.lint.loops import elements  # noqa: PLC0415 - they need each other
-    from gradaccum.lint.walk import Frame  # noqa: PLC0415 - they need each other
-
-    inner = Env({}, env, env.module)
-    made = Seq([], len(walker.loops))
-    pools: list[Value] = []
-
-    def spin(level: int) -> None:
-        if level == len(node.generators):
-            made.items.append(evaluate(walker, inner, node.elt))
-            return
-        part = node.generators[level]
-        iterable = evaluate(walker, inner, part.iter)
-        pools.append(iterable)
-        frame = Frame(part.target, walker.tick())
-        walker.loops.append(frame)
-        try:
-            for index, (item, last) in enumerate(elements(walker, node, iterable, env)):
-                frame.turn(index, last)
-                walker.budget -= 1
-                assign(walker, inner, part.target, item)
-                tests = [truth(walker, inner, test) for test in part.ifs]
-                if False not in tests:
-                    spin(level + 1)
-        finally:
-            walker.loops.pop()
-
-    spin(0)
-    first = pools[0] if pools else None
-    kept = made.items[0] if len(made.items) == 1 else None
-    if isinstance(first, Thing) and first.kind == "params" and isinstance(kept, Thing):
-        if kept.kind == "param":
-            filtered = any(part.ifs for part in node.generators)
-            return Thing("params", f"some of {first.key}" if filtered else first.key,
-                         models=first.models, args=(first,),
-                         uses={"filtered"} if filtered else set())  # fmt: skip
-    if not all(isinstance(pool, Seq) for pool in pools):
-        made.open = True
-    return made
-
-
-def _if_exp(walker: Walker, env: Env, node: ast.IfExp) -> Value:
-    from gradaccum.lint.branches import truth  # noqa: PLC0415 - they need each other
-
-    value = truth(walker, env, node.test)
-    if isinstance(value, bool):
-        taken = value
-    else:
-        taken = walker.decide(value[0], value[1], _chooses(node)) == value[2]
-    return evaluate(walker, env, node.body if taken else node.orelse)
-
-
-_choosing: dict[ast.AST, bool] = {}
-
-
-def _chooses(node: ast.IfExp) -> bool:
-    """Whether a conditional expression may decide about a division, a context or a call."""
-    if node not in _choosing:
-        if len(_choosing) > 4096:
-            _choosing.clear()
-        _choosing[node] = any(
-            (isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div))
-            or (isinstance(child, ast.Attribute) and child.attr in CORE)
-            for child in ast.walk(node)
-        )
-    return _choosing[node]
-
-
-def _truth(walker: Walker, env: Env, node: ast.expr) -> Value:
-    from gradaccum.lint.branches import truth  # noqa: PLC0415 - they need each other
-
-    value = truth(walker, env, node)
-    if isinstance(value, bool):
-        return value
-    key, changes, positive = value
-    return Thing("unknown", key if positive else f"not {key}", changes)
-
-
-def _bool_op(walker: Walker, env: Env, node: ast.BoolOp) -> Value:
-    if isinstance(node.op, ast.Or) and not isinstance(node.values[0], (ast.Compare, ast.UnaryOp)):
-        first = evaluate(walker, env, node.values[0])
-        if isinstance(first, (Tensor, Func, Class, Seq)):
-            return first
-        if isinstance(first, Thing) and first.kind not in ("unknown",):
-            return first
-    return _truth(walker, env, node)
-
-
-def _bin_op(walker: Walker, env: Env, node: ast.BinOp) -> Value:
-    from gradaccum.lint.arithmetic import binary  # noqa: PLC0415 - they need each other
-
-    left = evaluate(walker, env, node.left)
-    return binary(walker, node.op, left, evaluate(walker, env, node.right), node)
-
-
-def _unary(walker: Walker, env: Env, node: ast.UnaryOp) -> Value:
-    if isinstance(node.op, ast.Not):
-        return _truth(walker, env, node)
-    value = evaluate(walker, env, node.operand)
-    if isinstance(value, Num) and isinstance(node.op, ast.USub):
-        return Num(-value.value, value.tags, value.varies)
-    return value
-
-
 def _lambda(walker: Walker, env: Env, node: ast.Lambda) -> Value:
     return Func(node, env, env.module)
 
@@ -373,12 +207,6 @@ def _inner(walker: Walker, env: Env, node: ast.Await | ast.Starred) -> Value:
 
 def _string(walker: Walker, env: Env, node: ast.JoinedStr) -> Value:
     return Thing("unknown", text(node), bool(walker.loops))
-
-
-def _call(walker: Walker, env: Env, node: ast.Call) -> Value:
-    from gradaccum.lint.calls import call  # noqa: PLC0415 - they need each other
-
-    return call(walker, env, node)
 
 
 def assign(walker: Walker, env: Env, target: ast.expr, value: Value) -> None:
@@ -412,7 +240,7 @@ def _unpack(walker: Walker, env: Env, target: ast.Tuple | ast.List, value: Value
         ):
             item = value.items[index]
         elif isinstance(value, Tensor):
-            item = value
+            item = part_of(walker, value, f"[{index}]") if count > 1 else value
         elif isinstance(value, Thing):
             name = f"[{index}]"
             item = value.attrs.get(name)
@@ -452,31 +280,24 @@ def _set_attribute(walker: Walker, env: Env, target: ast.Attribute, value: Value
         walker.note("unfreeze" if value is True else "freeze", target, holder)
         return
     holder.attrs[target.attr] = value
+    if target.attr == "weight" and isinstance(value, Thing) and value.kind == "param":
+        walker.note("tie", target, Thing("pair", "tie", models=value.models, args=(holder,)))
     if holder.kind == "model" and isinstance(value, Thing) and value.kind in ("model", "leaf"):
         holder.models |= {value} | value.models
 
 
-_HANDLERS: dict[type[ast.AST], Callable[..., Value]] = {
+EXPRESSIONS: dict[type[ast.AST], Callable[..., Value]] = {
     ast.Constant: _constant,
     ast.Name: _name,
-    ast.Attribute: _attribute,
     ast.Subscript: _subscript,
     ast.Tuple: _sequence,
     ast.List: _sequence,
     ast.Set: _sequence,
     ast.Dict: _dict,
-    ast.ListComp: _comprehension,
-    ast.SetComp: _comprehension,
-    ast.GeneratorExp: _comprehension,
-    ast.IfExp: _if_exp,
-    ast.Compare: _truth,
-    ast.BoolOp: _bool_op,
-    ast.BinOp: _bin_op,
-    ast.UnaryOp: _unary,
     ast.Lambda: _lambda,
     ast.NamedExpr: _named,
     ast.Await: _inner,
     ast.Starred: _inner,
     ast.JoinedStr: _string,
-    ast.Call: _call,
 }
+"""How each kind of expression is evaluated; expressions.py adds those that need other rooms."""

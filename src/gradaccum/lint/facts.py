@@ -68,6 +68,8 @@ class Facts:
 
 _SCHEDULER_WORD = re.compile(r"sched", re.IGNORECASE)
 _OPTIMIZER_WORD = re.compile(r"optim|(^|[._])opt([._\d]|$)", re.IGNORECASE)
+_BESIDE_WORD = re.compile(r"prof|timer|meter|env|bar\b|sched|track|log|callback", re.IGNORECASE)
+"""What also steps beside training: profilers, environments, progress bars."""
 _KNOWN_BY = frozenset({"zero_grad", "param_groups", "scaler_step", "unscale", "scheduled"})
 
 
@@ -107,19 +109,28 @@ def _roles(trace: Trace) -> tuple[list[Thing], list[Thing], bool]:
         elif thing.kind == "scheduler" or "from_optimizer" in thing.uses:
             schedulers.append(thing)
         elif thing.kind in ("unknown", "instance"):
-            last = thing.key.split(".")[-1]
+            names = (thing.key.split(".")[-1], _spelled(event.node))
             if thing.uses & _KNOWN_BY:
                 optimizers.append(thing)
-            elif _SCHEDULER_WORD.search(last):
+            elif any(_SCHEDULER_WORD.search(name) for name in names):
                 schedulers.append(thing)
-            elif _OPTIMIZER_WORD.search(last):
+            elif any(_OPTIMIZER_WORD.search(name) for name in names):
                 optimizers.append(thing)
-            else:
+            elif not any(_BESIDE_WORD.search(name) for name in names):
                 doubtful.append(thing)
     # Where gradients are made and one unnamed thing steps beside them, that is the optimizer.
+    if trace.named:
+        doubtful = []
     if backwards and not optimizers and len(doubtful) == 1 and _beside(trace, doubtful[0]):
         optimizers.append(doubtful[0])
     return optimizers, schedulers, opaque
+
+
+def _spelled(node: ast.AST) -> str:
+    """What the thing that steps is called where it steps."""
+    func = node.func if isinstance(node, ast.Call) else None
+    holder = func.value if isinstance(func, ast.Attribute) else None
+    return getattr(holder, "attr", getattr(holder, "id", ""))
 
 
 def _beside(trace: Trace, thing: Thing) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
 
-from gradaccum.faults import CATALOGUE
-from gradaccum.lint.judge import judge
-from gradaccum.lint.program import Program, parse
+from gradaccum.lint.engine import lint_source
+from gradaccum.lint.program import Program
+from gradaccum.lint.settings import INTERNAL, SYNTAX, load
+from gradaccum.lint.sources import Source
 
 __all__ = ["Checker"]
 
@@ -16,7 +19,7 @@ class Checker:
     """flake8 makes one of these for each file."""
 
     name = "gradaccum"
-    version = "0.1"
+    version = version("gradaccum")
 
     def __init__(self, tree: ast.AST, filename: str = "<stdin>", lines: Sequence[str] = ()) -> None:
         self._path = filename
@@ -24,9 +27,6 @@ class Checker:
 
     def run(self) -> Iterator[tuple[int, int, str, type]]:
         """Yield line, column, message and this class for each finding."""
-        program = Program()
-        module = parse(self._text, self._path)
-        program.add(module)
-        for one in judge(program, module):
-            if CATALOGUE[one.code].usual:
-                yield one.line, one.column, f"{one.code} {one.message}", type(self)
+        settings = load([], [SYNTAX, INTERNAL], Path.cwd())  # what does not parse is flake8's E999
+        for one in lint_source(Source(self._path, self._text.encode()), Program(), settings):
+            yield one.line, one.column - 1, f"{one.code} {one.message}", type(self)

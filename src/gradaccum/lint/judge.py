@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from gradaccum.lint import (
     rules_clipping,
+    rules_gradients,
     rules_graph,
+    rules_lengths,
     rules_scaling,
     rules_stepping,
     rules_zeroing,
@@ -18,13 +20,15 @@ __all__ = ["judge"]
 
 PER_VIEW = (
     *rules_zeroing.RULES, *rules_scaling.RULES, *rules_stepping.RULES, *rules_clipping.RULES,
-    *rules_graph.RULES,
+    *rules_graph.RULES, *rules_lengths.RULES,
 )  # fmt: skip
 PER_WALK = (
     rules_zeroing.overwritten,
     *rules_scaling.GLOBAL,
     *rules_stepping.GLOBAL,
     *rules_graph.GLOBAL,
+    *rules_gradients.GLOBAL,
+    *rules_lengths.GLOBAL,
 )
 
 

@@ -6,10 +6,11 @@ import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gradaccum.lint import effects
+from gradaccum.lint import calls, effects
 from gradaccum.lint.arithmetic import merged
-from gradaccum.lint.evaluate import attribute, key_of, text
-from gradaccum.lint.values import Class, Num, Seq, Tensor, Thing, Value
+from gradaccum.lint.attributes import attribute
+from gradaccum.lint.evaluate import key_of, text
+from gradaccum.lint.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
     from gradaccum.lint.walk import Walker
@@ -40,6 +41,13 @@ def opaque(walker: Walker, node: ast.Call) -> Thing:
 def is_low(value: Value) -> bool:
     """Whether a value is a 16-bit floating dtype."""
     return isinstance(value, Thing) and value.key.split(".")[-1] in ("bfloat16", "float16", "half")
+
+
+def is_complex(value: Value) -> bool:
+    """Whether a value is a complex dtype."""
+    return isinstance(value, Thing) and value.key.split(".")[-1] in (
+        "complex32", "complex64", "complex128", "cfloat", "cdouble", "chalf"
+    )  # fmt: skip
 
 
 def models_of(values: list[Value], depth: int = 0) -> frozenset[Thing]:
@@ -97,15 +105,75 @@ def external_call(
     if dotted.endswith("autograd.backward") and args:
         effects.backward(walker, node, effects._as_loss(args[0]), None, kwargs)
         return None
+    if name == "checkpoint" and args and ("checkpoint.checkpoint" in dotted or "utils" in dotted):
+        return _checkpoint(walker, node, args, kwargs)
     if dotted.endswith("autograd.grad"):
-        from gradaccum.lint.calls import tensors  # noqa: PLC0415 - they need each other
-
-        parts = tensors(args[:1])
+        parts = calls.tensors(args[:1])
         walker.note("autograd_grad", node, None, merged(parts, node) if parts else None)
         if kwargs.get("create_graph") is True and parts:
             return merged(parts, node)
         return opaque(walker, node)
     return _construct(walker, node, dotted, name, args, kwargs)
+
+
+def _checkpoint(
+    walker: Walker, node: ast.Call, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """Activation checkpointing: the function runs once now, and once more in the backward."""
+    inner = args[0]
+    marks = ["no_rng"] if kwargs.get("preserve_rng_state") is False else []
+    body, path = _body_of(walker, inner)
+    parts = (inner.models | {inner}) if isinstance(inner, Thing) else frozenset()
+    if any(part.key.startswith("Dropout") for part in parts) or (
+        body is not None and "dropout" in ast.unparse(body).lower()
+    ):
+        marks.append("dropout")
+    walker.paths.append(path or walker.paths[-1])
+    for side in _side_effects(body):
+        walker.note("checkpoint_side", side)
+    walker.paths.pop()
+    walker.note("checkpoint", node, inner if isinstance(inner, Thing) else None, None, *marks)
+    return calls.apply(walker, node, inner, args[1:], {})
+
+
+def _body_of(walker: Walker, inner: Value) -> tuple[ast.AST | None, str]:
+    """The code that a checkpoint runs, where we have it, and its file."""
+    if isinstance(inner, Func):
+        return inner.node, inner.module.path
+    home = inner.attrs.get("__class__") if isinstance(inner, Thing) else None
+    if isinstance(home, Class):
+        return find_method_node(home), home.module.path
+    return None, ""
+
+
+def find_method_node(home: Class) -> ast.AST | None:
+    """The `forward` of a module."""
+    for node in home.node.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "forward":
+            return node
+    return None
+
+
+def _side_effects(body: ast.AST | None) -> list[ast.AST]:
+    """Statements that count or collect on `self`."""
+    found: list[ast.AST] = []
+    for node in ast.walk(body) if body is not None else ():
+        if isinstance(node, ast.AugAssign) and _on_self(node.target):
+            found.append(node)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("append", "extend") and _on_self(node.func.value):
+                found.append(node)
+    return found
+
+
+def _on_self(node: ast.expr) -> bool:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    )
 
 
 def _construct(
@@ -138,7 +206,10 @@ def _construct(
     if name == "Fabric":
         return Thing("fabric", "Fabric()", node=node, kwargs=kwargs)
     if name == "DataLoader":
-        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, kwargs=kwargs)
+        data = args[0] if args else kwargs.get("dataset")
+        uses = {"stream"} if isinstance(data, Thing) and data.kind == "stream" else set()
+        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, kwargs=kwargs,
+                     uses=uses)  # fmt: skip
     if name in ("DistributedDataParallel", "DDP") or ("ddp" in lower.split(".")[-1] and args):
         model = args[0] if args else kwargs.get("module")
         if isinstance(model, Thing):
@@ -156,9 +227,15 @@ def _construct(
             uses = {"sum"} if kwargs.get("reduction") in ("sum", "none") else set()
             return Thing("loss_fn", name, node=node, uses=uses)
         parts = models_of(values)
-        return Thing("model", f"{name}@{node.lineno}", node=node, depth=depth, models=parts)
+        uses = {"sparse"} if kwargs.get("sparse") is True else set()
+        if is_complex(kwargs.get("dtype")):
+            uses.add("complex")
+        return Thing("model", f"{name}@{node.lineno}", node=node, depth=depth, models=parts,
+                     uses=uses)  # fmt: skip
     if name in _FRESH and kwargs.get("requires_grad") is True:
         uses = {"low"} if is_low(kwargs.get("dtype")) else set()
+        if is_complex(kwargs.get("dtype")):
+            uses.add("complex")
         return Thing("leaf", f"{name}@{node.lineno}", node=node, depth=depth, uses=uses)
     if name == "chain" and any(_has_params(value) for value in args):
         return Thing("params", "chain()", models=models_of(args), depth=depth)
@@ -204,12 +281,10 @@ def _anything(
     args: list[Value],
     kwargs: dict[str, Value],
 ) -> Value:
-    from gradaccum.lint.calls import tensors, unknown_call  # noqa: PLC0415 - they need each other
-
     if dotted.startswith("torch.") or dotted.split(".")[0] == "functools":
         if name == "partial":
             return opaque(walker, node)
-        parts = tensors([*args, *kwargs.values()])
+        parts = calls.tensors([*args, *kwargs.values()])
         if not parts:
             return opaque(walker, node)
         made = merged(parts, node)
@@ -226,14 +301,14 @@ def _anything(
             keep = True
         divisors = made.divisors if keep else ()
         return replace(made, flags=flags, divisors=divisors, partial=(), made=node)
-    return unknown_call(walker, node, Thing("external", dotted), args, kwargs)
+    return calls.unknown_call(walker, node, Thing("external", dotted), args, kwargs)
 
 
 def _builtin(walker: Walker, node: ast.Call, name: str, args: list[Value]) -> Value:
     if name == "super":
         return Thing("unknown", "super()")
     if name == "len" and args:
-        return _length(walker, args[0])
+        return _length(walker, node, args[0])
     if name == "range":
         return Thing("range", "range", args=tuple(args), depth=len(walker.loops))
     if name in ("enumerate", "zip"):
@@ -262,9 +337,7 @@ def _builtin(walker: Walker, node: ast.Call, name: str, args: list[Value]) -> Va
         return Num(best.value, frozenset().union(*(number.tags for number in numbers)),
                    any(number.varies for number in numbers))  # fmt: skip
     if name == "sum" and args:
-        from gradaccum.lint.calls import tensors  # noqa: PLC0415 - they need each other
-
-        parts = tensors([args[0]])
+        parts = calls.tensors([args[0]])
         return merged(parts, node) if parts else opaque(walker, node)
     if name == "getattr" and len(args) > 1 and isinstance(args[0], Thing):
         if isinstance(args[1], str):
@@ -286,13 +359,15 @@ def _keyword(walker: Walker, node: ast.Call, name: str) -> Value:
     return None
 
 
-def _length(walker: Walker, value: Value) -> Value:
+def _length(walker: Walker, node: ast.Call, value: Value) -> Value:
     if isinstance(value, Seq) and not value.open:
         return Num(len(value.items))
     if isinstance(value, Thing) and value.kind in ("range",) and value.args:
         last = value.args[-1]
         if len(value.args) == 1:
             return last
+    if isinstance(value, Thing) and "stream" in value.uses and walker.loops:
+        walker.note("stream_length", node, value)
     if isinstance(value, (Thing, Seq)) and not isinstance(value, Class):
         return Num(walker.known.get("length", 8), frozenset((f"len({key_of(value)})",)))
     return Thing("unknown", "len()", True)

@@ -102,7 +102,8 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
         walker.trace.exact = False
     key = value.key if isinstance(value, Thing) else "item"
     for index in range(count):
-        yield Thing("unknown", f"{key}[{index}]", True, depth=len(walker.loops)), index == count - 1
+        # one key for all items: what is asked of one is decided alike for the others
+        yield Thing("unknown", f"{key}[i]", True, depth=len(walker.loops)), index == count - 1
 
 
 def _range(walker: Walker, node: ast.AST, value: Thing, env: Env) -> Iterator[tuple[Value, bool]]:

@@ -1,143 +1,91 @@
-"""`--fix`: the mends that are certain, made in the syntax tree so that comments stay."""
+"""`--fix`: the mends that are certain, made in the syntax tree so that comments stay.
+
+A mend is kept only if the mended text, linted again, no longer has the fault and has no other one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Sequence
 
-from gradaccum.errors import MissingExtraError
+import libcst as cst
+from libcst import metadata
+
+from gradaccum.lint.mends import CERTAIN, Edit, Place
 from gradaccum.lint.sources import Source
 from gradaccum.records import Finding
 
-if TYPE_CHECKING:
-    import libcst as cst
+__all__ = ["mend"]
 
-__all__ = ["CERTAIN", "mend"]
-
-CERTAIN = frozenset({"GA402", "GA407"})
+ROUNDS = 50
+"""Mends of one file, after which the rest is left to a person."""
 
 
-def mend(source: Source, findings: Sequence[Finding]) -> tuple[bytes, list[Finding]]:
-    """The mended text, and the findings that are left for a person.
-
-    Raises:
-        MissingExtraError: if libcst is not installed.
-    """
-    wanted = [item for item in findings if item.code in CERTAIN]
-    if not wanted or source.cells:
+def mend(
+    source: Source, findings: Sequence[Finding], lint: Callable[[Source], list[Finding]]
+) -> tuple[bytes, list[Finding]]:
+    """The mended text, and the findings that are left for a person."""
+    if source.cells or not any(item.code in CERTAIN for item in findings):
         return source.data, list(findings)
-    try:
-        import libcst as cst  # noqa: PLC0415 - an extra, for this only
-    except ModuleNotFoundError:
-        raise MissingExtraError(
-            "fix-missing", "`--fix` and `--diff` need libcst: pip install 'gradaccum[fix]'"
-        ) from None
-    try:
-        wrapper = cst.metadata.MetadataWrapper(cst.parse_module(source.data))
-    except (cst.ParserSyntaxError, UnicodeDecodeError):
-        return source.data, list(findings)
-    places = wrapper.resolve(cst.metadata.PositionProvider)
-    plan = _plan(wrapper.module, places, wanted)
-    if not plan.before and not plan.lists:
-        return source.data, list(findings)
-    new = wrapper.module.visit(_writer(plan))
-    assert isinstance(new, cst.Module)
-    left = [item for item in findings if item not in plan.done]
-    return new.bytes, left
-
-
-class _Plan:
-    """What to change, by node."""
-
-    def __init__(self) -> None:
-        self.before: dict[cst.CSTNode, str] = {}
-        self.lists: set[cst.CSTNode] = set()
-        self.done: list[Finding] = []
-
-
-def _plan(module: cst.Module, places, wanted: Sequence[Finding]) -> _Plan:
-    import libcst as cst  # noqa: PLC0415 - an extra, for this only
-
-    plan = _Plan()
-    calls: dict[int, list[cst.Call]] = {}
-    statements: dict[int, cst.SimpleStatementLine] = {}
-    assigned: dict[str, list[cst.Assign]] = {}
-    for node, place in places.items():
-        if isinstance(node, cst.Call):
-            calls.setdefault(place.start.line, []).append(node)
-        elif isinstance(node, cst.SimpleStatementLine):
-            statements[place.start.line] = node
-        elif isinstance(node, cst.Assign) and len(node.targets) == 1:
-            target = node.targets[0].target
-            if isinstance(target, cst.Name):
-                assigned.setdefault(target.value, []).append(node)
-    for item in wanted:
-        if item.code == "GA402":
-            line = statements.get(item.line)
-            steps = [call for other in item.evidence for call in calls.get(other.line, [])
-                     if _is_scaler_step(call)]  # fmt: skip
-            if line is None or len(line.body) != 1 or not steps:
+    left = list(findings)
+    refused: set[tuple[str, int]] = set()
+    for _ in range(ROUNDS):
+        for item in left:
+            if item.code not in CERTAIN or (item.code, item.line) in refused:
                 continue
-            receiver = steps[0].func
-            assert isinstance(receiver, cst.Attribute)
-            scaler, optimizer = (
-                module.code_for_node(part) for part in (receiver.value, steps[0].args[0].value)
-            )
-            plan.before[line] = f"{scaler}.unscale_({optimizer})"
-            plan.done.append(item)
-        elif item.code == "GA407":
-            names = [
-                call.args[0].value.value
-                for call in calls.get(item.line, [])
-                if call.args and isinstance(call.args[0].value, cst.Name)
-            ]
-            for name in names:
-                made = assigned.get(name, [])
-                if len(made) == 1 and _is_iterator(made[0].value):
-                    plan.lists.add(made[0].value)
-                    plan.done.append(item)
-    return plan
+            data = _mended(source.data, item)
+            if data is not None:
+                after = Source(source.path, data)
+                rest = lint(after)
+                if _better(left, rest, item.code):
+                    source, left = after, rest
+                    refused.clear()
+                    break
+            refused.add((item.code, item.line))
+        else:
+            break
+    return source.data, left
 
 
-def _is_scaler_step(call: cst.Call) -> bool:
-    import libcst as cst  # noqa: PLC0415 - an extra, for this only
-
-    func = call.func
-    return isinstance(func, cst.Attribute) and func.attr.value == "step" and len(call.args) == 1
+def _better(before: Sequence[Finding], after: Sequence[Finding], code: str) -> bool:
+    old, new = (Counter(item.code for item in items) for items in (before, after))
+    return new[code] < old[code] and all(new[other] <= old[other] for other in new)
 
 
-def _is_iterator(value: cst.BaseExpression) -> bool:
-    import libcst as cst  # noqa: PLC0415 - an extra, for this only
-
-    return (
-        isinstance(value, cst.Call)
-        and isinstance(value.func, cst.Name)
-        and value.func.value in ("filter", "map")
+def _mended(data: bytes, item: Finding) -> bytes | None:
+    try:
+        wrapper = metadata.MetadataWrapper(cst.parse_module(data))
+    except (cst.ParserSyntaxError, UnicodeDecodeError, RecursionError):
+        return None
+    place = Place(
+        wrapper.module,
+        wrapper.resolve(metadata.PositionProvider),
+        wrapper.resolve(metadata.ParentNodeProvider),
+        item,
     )
+    edit = CERTAIN[item.code](place)
+    if edit is None:
+        return None
+    new = wrapper.module.visit(_Writer(edit))
+    assert isinstance(new, cst.Module)
+    return new.bytes
 
 
-def _writer(plan: _Plan) -> cst.CSTTransformer:
-    import libcst as cst  # noqa: PLC0415 - an extra, for this only
+class _Writer(cst.CSTTransformer):
+    def __init__(self, edit: Edit) -> None:
+        super().__init__()
+        self._edit = edit
 
-    class Writer(cst.CSTTransformer):
-        def leave_SimpleStatementLine(  # noqa: N802 - libcst's name
-            self,
-            original_node: cst.SimpleStatementLine,
-            updated_node: cst.SimpleStatementLine,
-        ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
-            added = plan.before.get(original_node)
-            if added is None:
-                return updated_node
-            first = cst.parse_statement(added)
-            assert isinstance(first, cst.SimpleStatementLine)
-            first = first.with_changes(leading_lines=updated_node.leading_lines)
-            return cst.FlattenSentinel([first, updated_node.with_changes(leading_lines=[])])
-
-        def leave_Call(  # noqa: N802 - libcst's name
-            self, original_node: cst.Call, updated_node: cst.Call
-        ) -> cst.BaseExpression:
-            if original_node not in plan.lists:
-                return updated_node
-            return cst.Call(cst.Name("list"), [cst.Arg(updated_node)])
-
-    return Writer()
+    def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def, override]
+        """Put in what the edit says; libcst types this by node."""
+        updated = super().on_leave(original_node, updated_node)
+        edit = self._edit
+        if original_node in edit.replace:
+            updated = edit.replace[original_node]
+        before, after = edit.before.get(original_node, []), edit.after.get(original_node, [])
+        if original_node in edit.remove:
+            return cst.RemoveFromParent()
+        if before or after:
+            assert isinstance(updated, cst.CSTNode)
+            return cst.FlattenSentinel([*before, updated, *after])
+        return updated

@@ -87,6 +87,11 @@ class Program:
                 self.modules[path] = None
         return self.modules[path]
 
+    def source(self, path: str) -> str:
+        """The text of a file, for a quick look at its words."""
+        data = self.texts.get(path, "")
+        return data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+
     def resolve(self, dotted: str, origin: str) -> tuple[Module, str] | None:
         """The file and the name in it that `dotted` means in `origin`, if we were given it."""
         parts = [part for part in dotted.lstrip(".").split(".") if part]

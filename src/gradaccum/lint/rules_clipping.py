@@ -87,11 +87,13 @@ def unscale_twice(facts: Facts, view: View) -> Iterator[Hit]:
             last = None
         elif event.kind == "unscale" and event.thing is view.optimizer:
             if last is not None and event.node is last.node and last.loops != event.loops:
+                steps = [(window.step, "the step, where it belongs") for window in view.windows]
                 yield hit(
                     "GA403",
                     event,
                     "unscaled again before `update()`: the second call raises",
                     (last, "first unscaled here"),
+                    *steps[:1],
                 )
                 return
             last = event

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, certain, tensor_of
@@ -30,6 +32,8 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             for mark in losses
             if tensor.forwards <= tensor_of(mark).forwards
             and mark.loops[: len(event.loops)] == event.loops
+            and _parts(event) <= _parts(mark)
+            and "gradient" not in mark.flags
         ]
         if not own or any("running" in tensor_of(mark).flags for mark in own):
             continue
@@ -42,6 +46,11 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             (own[0], "the loss's own backward"),
         )
         return
+
+
+def _parts(event: Event) -> set[str]:
+    """Which of an unknown call's results a tensor is: the others may well have no graph."""
+    return {flag for flag in tensor_of(event).flags if flag.startswith("part")}
 
 
 def retained(facts: Facts) -> Iterator[Hit]:
@@ -65,6 +74,8 @@ def retained(facts: Facts) -> Iterator[Hit]:
                 )
                 return
         if not tensor.forwards or tensor.flags & {"opaque", "running"} or not event.loops:
+            continue
+        if "others" in event.flags:
             continue
         whole = any(tensor.models <= model.models | {model} for model in tensor.models)
         if not whole or len(facts.backwards) < 2:
@@ -194,6 +205,8 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
         if len({event.node for event in window.fresh}) > 1 or "hook" in window.step.flags:
             continue
         early = window.fresh[0]
+        if any("unsynced" in tensor_of(event).flags for event in window.fresh):
+            continue
         if {"no_sync", "accumulate"} & early.flags or "unsynced" in tensor_of(early).flags:
             continue
         models = tensor_of(early).models
@@ -237,6 +250,72 @@ def forward_outside(facts: Facts) -> Iterator[Hit]:
                 "this backward synchronises all the same",
             )
             return
+
+
+def last_unsynced(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA603."""
+    if facts.opaque or any(event.kind == "sync_toggle" for event in facts.trace.events):
+        return
+    for window in view.windows:
+        if len(window.fresh) < 2 or len(window.fresh) != view.usual(window.step):
+            continue
+        if not all(certain(view, facts, event) for event in window.fresh):
+            continue
+        quiet = ["unsynced" in tensor_of(event).flags for event in window.fresh]
+        if quiet[-1] and not all(quiet) and "fabric" not in window.fresh[-1].flags:
+            yield hit(
+                "GA603",
+                window.fresh[-1],
+                "the last backward before the step runs under `no_sync`, and an earlier one does "
+                "not: the ranks step with different gradients",
+                (window.step, "the update"),
+            )
+            return
+
+
+def first_synced(facts: Facts) -> Iterator[Hit]:
+    """GA603: where the step itself is not seen."""
+    runs: dict[tuple[int, object], list[Event]] = {}
+    for event in facts.backwards:
+        if event.loops:
+            runs.setdefault((event.loops[-1].entry, event.node), []).append(event)
+    events = facts.trace.events
+    for run in runs.values():
+        quiet = ["unsynced" in tensor_of(event).flags for event in run[:2]]
+        if quiet != [False, True] or run[0].flags & {"fabric", "accelerate"}:
+            continue
+        if tensor_of(run[0]).models != tensor_of(run[1]).models:
+            continue
+        between = events[events.index(run[0]) : events.index(run[1])]
+        ends = {"escape", "grad_scale", "param_write", "set_grad", "step", "zero"}
+        if not any(event.kind in ends for event in between) and not _steps_somehow(run[0]):
+            yield hit("GA603", run[0], "the first micro-batch synchronises and the next do not: "
+                      "`no_sync` counts one off, and the window's last one is not synchronised",
+                      (run[1], "not synchronised"))  # fmt: skip
+            return
+
+
+_STEP_WORD = re.compile(r"step|optim|update", re.IGNORECASE)
+
+
+def _steps_somehow(event: Event) -> bool:
+    """Whether the loop around calls something that may well step each time."""
+    return any(
+        isinstance(node, ast.Call)
+        and _STEP_WORD.search(getattr(node.func, "attr", getattr(node.func, "id", "")))
+        for node in ast.walk(event.loops[-1].node)
+    )
+
+
+def recomputed(facts: Facts) -> Iterator[Hit]:
+    """GA504 and GA505: what a second forward does differently."""
+    for event in facts.trace.events:
+        if event.kind == "checkpoint_side":
+            yield hit("GA504", event, "this runs twice under activation checkpointing: once in the "
+                      "forward and once in the backward")  # fmt: skip
+        elif event.kind == "checkpoint" and "no_rng" in event.flags and "dropout" in event.flags:
+            yield hit("GA505", event, "the backward recomputes this with other dropout masks than "
+                      "the loss was computed with")  # fmt: skip
 
 
 def left_in_eval(facts: Facts) -> Iterator[Hit]:
@@ -315,8 +394,8 @@ def coupled(facts: Facts) -> Iterator[Hit]:
                       "accumulation equals the whole batch")  # fmt: skip
 
 
-RULES = (synced_each,)
+RULES = (synced_each, last_unsynced)
 GLOBAL = (
-    coupled, running_loss, retained, graph_kept, detached, post_hook_parameter, forward_outside,
-    left_in_eval, low_precision,
+    coupled, first_synced, recomputed, running_loss, retained, graph_kept, detached,
+    post_hook_parameter, forward_outside, left_in_eval, low_precision,
 )  # fmt: skip

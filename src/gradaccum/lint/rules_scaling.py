@@ -205,5 +205,21 @@ def mean_of_means(facts: Facts) -> Iterator[Hit]:
             return
 
 
+def lopsided(facts: Facts) -> Iterator[Hit]:
+    """GA201: one term of the loss is divided for the window, another is not."""
+    runs: dict[object, list[Event]] = {}
+    for event in facts.trace.events:
+        if event.kind in ("zero", "step"):
+            runs.clear()
+        elif event.kind == "backward" and event.loops:
+            run = runs.setdefault(event.node, [])
+            run.append(event)
+            loss = tensor_of(event)
+            if len(run) > 1 and "lopsided" in loss.flags and not loss.divisors:
+                yield hit("GA201", event, "one term of this loss is divided for the whole window, "
+                          "the other is added undivided in every micro-batch")  # fmt: skip
+                return
+
+
 RULES = (not_divided, divided_twice)
-GLOBAL = (mean_of_means,)
+GLOBAL = (lopsided, mean_of_means)

@@ -183,6 +183,8 @@ def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:
     ]
     made = [event for event in facts.trace.events if event.kind == "built"
             and event.thing is optimizer]  # fmt: skip
+    if made and "hook" in made[0].flags:
+        return
     if twins and made and view.windows and view.windows[0].step.loops:
         yield hit(
             "GA304",
@@ -252,6 +254,8 @@ def scheduler_in_hook(facts: Facts) -> Iterator[Hit]:
     }
     if not divisors & facts.trace.window_keys:
         return
+    if any("accelerate" in event.flags for event in facts.backwards):
+        return
     for event in facts.schedulers:
         if "hook" in event.flags:
             yield hit("GA305", event, "this hook steps the scheduler in every backward, "
@@ -293,6 +297,24 @@ def update_tracked(facts: Facts) -> Iterator[Hit]:
             continue
         yield hit("GA308", event, "a leaf that requires grad is updated in place outside "
                   "`torch.no_grad()`, which torch refuses")  # fmt: skip
+
+
+def written_unseen(facts: Facts) -> Iterator[Hit]:
+    """GA308: a write through `.data` to what a graph still needs."""
+    events = facts.trace.events
+    for index, event in enumerate(events):
+        if event.kind != "data_write" or event.tensor is None:
+            continue
+        for other in events[index + 1 :]:
+            if other.kind == "forward" or other.loops[: len(event.loops)] != event.loops:
+                break
+            if other.kind == "backward" and other.tensor is not None:
+                if other.tensor.models & event.tensor.models:
+                    yield hit("GA308", event, "a write through `.data` hides from autograd: the "
+                              "backward uses the new value in a graph of the old one",
+                              (other, "backward"))  # fmt: skip
+                    return
+                break
 
 
 def rebound(facts: Facts) -> Iterator[Hit]:
@@ -373,6 +395,7 @@ RULES = (step_without_backward, tail, off_by_one, rebuilt, scheduler_early, para
 GLOBAL = (
     scheduler_in_hook,
     update_tracked,
+    written_unseen,
     rebound,
     unfrozen_late,
     closure_and_backward,

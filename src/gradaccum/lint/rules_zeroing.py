@@ -126,8 +126,8 @@ def hook_steps(facts: Facts, view: View) -> Iterator[Hit]:
         item.value for event in facts.backwards if event.tensor for item in event.tensor.divisors
     }
     counts = [event for event in facts.backwards if event.loops]
-    if not counts:
-        return
+    if not counts or any("accelerate" in event.flags for event in counts):
+        return  # a prepared optimizer steps once a window, wherever it is called
     runs = float(sum(1 for event in counts if event.loops[-1].entry == counts[0].loops[-1].entry))
     if not divisors & facts.trace.window_keys and runs not in values:
         return

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from gradaccum.lint.program import Module, Program
@@ -30,6 +31,12 @@ SIDE = frozenset(
 )  # fmt: skip
 """Names that matter where a walk comes by, but do not call for one."""
 
+PLAIN = frozenset({"accumulate", "append", "backward", "data", "eval", "step", "train", "update"})
+"""Of these, the ones that people also call their variables: `step` alone is just a counter."""
+
+_WORDS = CORE | SIDE
+_NAMED = re.compile(r"opt(im\w*|s|_\w+)?(\[\w+\])?\.step\(", re.IGNORECASE)
+_WRAPS = ("ddp", "distributeddataparallel")
 _HEADERS: dict[type[ast.stmt], tuple[str, ...]] = {
     ast.If: ("test",),
     ast.While: ("test",),
@@ -55,9 +62,13 @@ class _Row:
     targets: frozenset[str]
     names: frozenset[str]
     children: list[_Row]
+    words: frozenset[str] = frozenset()
+    """Names that may be a call that matters: all but the plain variables that share its name."""
     function: str = ""
     called: frozenset[str] = frozenset()
     """Names that may be functions of this file: bare ones, and attributes that are methods."""
+    direct: frozenset[str] = frozenset()
+    """Of these, the ones that are called right here."""
     method: bool = False
 
 
@@ -66,6 +77,8 @@ class Slice:
 
     def __init__(self) -> None:
         self.keep: set[int] = set()
+        self.bodies: dict[int, list[tuple[ast.stmt, Callable[..., str], bool]]] = {}
+        """The kept statements of each body, each with what walks it; filled while walking."""
         self.mentions: dict[int, frozenset[str]] = {}
         self.functions: dict[str, frozenset[str]] = {}
         self.foreign: dict[str, frozenset[str]] = {}
@@ -75,6 +88,8 @@ class Slice:
         """`if` statements that bind what a training call is made of."""
         self.moduli: set[int] = set()
         """Window lengths that are written out."""
+        self.named = False
+        """Whether something called an optimizer steps in this file."""
         self.looped: set[str] = set()
         """Functions with a training loop of their own, or that call one that has."""
 
@@ -88,9 +103,11 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
             assert isinstance(done, Slice)
             return done
         program.slices[module.path] = found  # also ends a circle of imports
+        found.named = _NAMED.search(program.source(module.path)) is not None
         _import_foreign(module, program, found)
     rows: list[_Row] = []
     top = [_row(node, rows, "") for node in module.tree.body]
+    _mark_wrapped(rows)
     calls = _function_calls(rows, found)
     for row in top:
         _mention(row, found, calls)
@@ -114,9 +131,50 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
         )
         if wanted:
             found.keep.add(id(row.node))
+    _keep_handed_in(rows, found)
+    _keep_means(rows, found)
     _find_forks(rows, found)
     _find_moduli(module, found)
     return found
+
+
+def _mark_wrapped(rows: list[_Row]) -> None:
+    """Mark where a model is wrapped for several ranks."""
+    every: set[str] = set()
+    for row in rows:
+        every |= row.names
+    wraps = {name for name in every if name.lower().endswith(_WRAPS)}
+    for row in rows if wraps else ():
+        if row.names & wraps:
+            row.words |= {"ddp"}
+
+
+def _keep_handed_in(rows: list[_Row], found: Slice) -> None:
+    """Keep the calls of functions that a training function was given: they may do anything."""
+    given: dict[str, set[str]] = {}
+    for row in rows:
+        if isinstance(row.node, ast.FunctionDef) and found.functions.get(row.node.name):
+            given[row.node.name] = {arg.arg for arg in row.node.args.args}
+    for row in rows:
+        if isinstance(row.node, ast.Expr) and isinstance(row.node.value, ast.Call):
+            func = row.node.value.func
+            if isinstance(func, ast.Name) and func.id in given.get(row.function, ()):
+                found.keep.add(id(row.node))
+
+
+def _keep_means(rows: list[_Row], found: Slice) -> None:
+    """Keep what divides a running sum of losses: a mean for the log."""
+    sums = {name for row in rows if _adds(row.node) and "item" in row.names for name in row.targets}
+    used: set[str] = set()
+    for row in rows if sums else ():
+        if row.names & sums and not row.children and not _adds(row.node):
+            for node in ast.walk(row.node):
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+                    found.keep.add(id(row.node))
+                    used |= row.names
+    stack = [row for row in rows if used & row.targets]
+    for row in stack:
+        found.keep.add(id(row.node))
 
 
 def _find_moduli(module: Module, found: Slice) -> None:
@@ -148,7 +206,7 @@ def _find_forks(rows: list[_Row], found: Slice) -> None:
     hot: set[str] = set()
     for row in rows:
         own = row.names | row.targets
-        if own & CORE and not isinstance(row.node, _NESTS):
+        if row.words & CORE and not isinstance(row.node, _NESTS):
             hot |= own
     for _ in range(2):  # a loss may be scaled under another name before its backward
         first = set(hot)
@@ -178,7 +236,7 @@ def _adds(node: ast.stmt) -> bool:
 
 
 def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -> _Row:
-    row = _Row(node, frozenset(), frozenset(), [], function)
+    row = _Row(node, frozenset(), frozenset(), [], function=function)
     rows.append(row)
     if isinstance(node, _NESTS):
         heads: list[ast.AST] = list(node.decorator_list)
@@ -193,8 +251,11 @@ def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -
                 value = getattr(node, name)
                 heads.extend(value if isinstance(value, list) else [value])
         inner = function
-    targets, names = _identifiers(heads)
+    targets, names, spoken = _identifiers(heads)
     row.targets, row.names = frozenset(targets), frozenset(names)
+    row.words = (row.targets | row.names) & _WORDS
+    if row.words & PLAIN:
+        row.words -= PLAIN - spoken
     row.method = isinstance(node, ast.FunctionDef) and owner
     for name in ("body", "orelse", "finalbody"):
         for child in getattr(node, name, None) or ():
@@ -207,9 +268,11 @@ def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -
     return row
 
 
-def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str]]:
+def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str], set[str]]:
+    """Names that are bound, names that are read, and those that are attributes or are called."""
     targets: set[str] = set()
     names: set[str] = set()
+    spoken: set[str] = set()
     stack = list(heads)
     while stack:
         node = stack.pop()
@@ -217,8 +280,12 @@ def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str]]:
             (names if isinstance(node.ctx, ast.Load) else targets).add(node.id)
         elif isinstance(node, ast.Attribute):
             (names if isinstance(node.ctx, ast.Load) else targets).add(node.attr)
+            spoken.add(node.attr)
             stack.append(node.value)
             continue
+        elif isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                spoken.add(node.func.id)
         elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
             inner = node.value
             while isinstance(inner, ast.Subscript):
@@ -232,7 +299,7 @@ def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str]]:
         elif isinstance(node, (ast.Constant, ast.JoinedStr)):
             continue
         stack.extend(ast.iter_child_nodes(node))
-    return targets, names
+    return targets, names, spoken
 
 
 def _loaded(target: ast.expr) -> ast.expr:
@@ -279,9 +346,9 @@ def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]
         own.setdefault(name, set()).update(events)
         methods.add(name)
     for row in rows:
-        row.called = _called(row, own.keys(), methods)
+        row.called, row.direct = _called(row, own.keys(), methods)
         if row.function in own:
-            own[row.function].update((row.names | row.targets) & (CORE | _MODES))
+            own[row.function].update(row.words & (CORE | _MODES))
             uses[row.function].update(row.called)
     changed = True
     while changed:
@@ -296,25 +363,45 @@ def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]
     return events_by_name
 
 
-def _called(row: _Row, functions: Collection[str], methods: set[str]) -> frozenset[str]:
+def _called(
+    row: _Row, functions: Collection[str], methods: set[str]
+) -> tuple[frozenset[str], frozenset[str]]:
     named = row.names.intersection(functions)
     if not named:
-        return frozenset()
+        return frozenset(), frozenset()
     head = row.node
     if isinstance(head, _NESTS):
-        return frozenset(named & methods)
+        return frozenset(named & methods), frozenset()
     parts = (
         [getattr(head, name) for name in _HEADERS[type(head)]] if type(head) in _HEADERS else [head]
     )
     bare: set[str] = set()
+    direct: set[str] = set()
     for part in parts:
         for item in part if isinstance(part, list) else [part]:
-            bare |= {node.id for node in ast.walk(item) if isinstance(node, ast.Name)}
-    return frozenset(name for name in named if name in bare or name in methods)
+            for node in ast.walk(item):
+                if isinstance(node, ast.Name):
+                    bare.add(node.id)
+                elif isinstance(node, ast.Call):
+                    direct.add(_callee(node))
+    maybe = frozenset(name for name in named if name in bare or name in methods)
+    return maybe, maybe & direct
+
+
+def _callee(node: ast.Call) -> str:
+    """The name of what is called; nothing if it is the method of some other object."""
+    func = node.func
+    if isinstance(func, ast.Name):
+        return func.id
+    if isinstance(func, ast.Attribute):
+        own = isinstance(func.value, ast.Name) and func.value.id in ("self", "cls")
+        # `model.train()` is no call of our own `train`, which may hold the loop
+        return func.attr if own or func.attr not in PLAIN else ""
+    return ""
 
 
 def _mention(row: _Row, found: Slice, calls: dict[str, frozenset[str]]) -> frozenset[str]:
-    events = set((row.names | row.targets) & (CORE | SIDE))
+    events = set(row.words)
     for name in row.called:
         events |= calls[name]
     nested = isinstance(row.node, _NESTS)
@@ -333,8 +420,8 @@ def _find_looped(rows: list[_Row], found: Slice) -> None:
         if loop and row.function and found.mentions[id(row.node)] & _BACKWARD:
             found.looped.add(row.function)
         if row.function:
-            uses.setdefault(row.function, set()).update(row.called)
-        found.called[id(row.node)] = row.called
+            uses.setdefault(row.function, set()).update(row.direct)
+        found.called[id(row.node)] = row.direct
     changed = True
     while changed:
         more = {name for name, called in uses.items() if called & found.looped} - found.looped

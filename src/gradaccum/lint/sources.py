@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import glob
 import io
-import json
 import tokenize
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradaccum.errors import InputError
+from gradaccum.lint.notebooks import code_of
 
 __all__ = ["Cell", "Source", "collect", "read"]
 
@@ -34,6 +34,8 @@ class Source:
     data: bytes
     cells: tuple[Cell, ...] = ()
     lines: list[str] = field(default_factory=list)
+    broken: tuple[tuple[int, int, str], ...] = ()
+    """Cells of a notebook that do not parse: line, column, reason."""
 
     def place(self, line: int) -> tuple[str, int]:
         """The path and line that a reader knows for a line of the text."""
@@ -137,43 +139,19 @@ def read(path: Path) -> Source:
             str(path), reason.lower(), "a file that may be read", slug="lint-unreadable"
         ) from None
     if path.suffix == ".ipynb":
-        return notebook(str(path), data)
+        return _notebook(str(path), data)
     if b"\0" in data and path.suffix != ".py":
         raise _problem(str(path), "a binary file", "Python source", slug="lint-binary")
     return Source(str(path), data)
 
 
-def notebook(path: str, data: bytes) -> Source:
+def _notebook(path: str, data: bytes) -> Source:
     """The code cells of a notebook as one text."""
     try:
-        cells = json.loads(data.decode("utf-8-sig"))["cells"]
-        parts = [
-            "".join(cell["source"]) if isinstance(cell["source"], list) else str(cell["source"])
-            for cell in cells
-            if cell["cell_type"] == "code"
-        ]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        code = code_of(data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _problem(
             path, "a broken notebook", "a notebook in nbformat 4 JSON", slug="lint-notebook"
         ) from None
-    table: list[Cell] = []
-    lines: list[str] = []
-    for number, part in enumerate(parts, start=1):
-        table.append(Cell(number, len(lines) + 1))
-        lines.extend(_plain(part))
-    return Source(path, "\n".join(lines).encode() + b"\n", tuple(table))
-
-
-def _plain(cell: str) -> list[str]:
-    """A cell's lines, with what only IPython understands turned into `pass`."""
-    lines = cell.splitlines()
-    if lines and lines[0].startswith("%%") and not lines[0].startswith(("%%time", "%%capture")):
-        return ["" for _ in lines]
-    plain: list[str] = []
-    for line in lines:
-        start = line.lstrip()
-        if start.startswith(("%", "!", "?")) or (start.endswith("?") and "#" not in start):
-            plain.append(line[: len(line) - len(start)] + "pass")
-        else:
-            plain.append(line)
-    return plain
+    cells = tuple(Cell(number, first) for number, first in code.starts)
+    return Source(path, code.text.encode(), cells, broken=tuple(code.broken))

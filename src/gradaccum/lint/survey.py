@@ -12,17 +12,21 @@ from gradaccum.lint.evaluate import evaluate, key_of
 from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import CORE, Slice, slice_module
-from gradaccum.lint.trace import Trace
+from gradaccum.lint.trace import Frame, Trace
 from gradaccum.lint.values import Class, Env, Func, Thing, Value
-from gradaccum.lint.walk import PER_WALK, Exhausted, Frame, Walker
+from gradaccum.lint.walk import PER_WALK, Exhausted, Walker
 
 __all__ = ["Survey", "survey"]
 
+TRAINING = CORE - {"accumulate", "no_backward_sync", "no_sync", "step"}
+"""Calls that make a loop one of training: much else steps, and synchronises."""
 WALKS = 20
 """Walks of one root: decisions made last, which lie in the loop itself, are turned first."""
 ALIKE = 4
 """Walks in a row that showed nothing new, after which no more are made."""
-BUDGET = 40_000
+TURNS = 8
+"""Decisions of a walk without a backward that are turned to find one."""
+BUDGET = 60_000
 """Statements walked for one root, over all its walks."""
 
 
@@ -64,11 +68,12 @@ def _roots(module: Module, found: Slice) -> list[_Root]:
     roots: list[_Root] = []
     for node in module.tree.body:
         definition = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-        if not definition and found.mentions.get(id(node), frozenset()) & CORE:
+        if not definition and found.mentions.get(id(node), frozenset()) & TRAINING:
             roots.append(_Root(module.tree, None, False))
             break
     functions = list(_functions(module.tree.body, None))
-    hot = [(node, home) for node, home in functions if found.functions.get(node.name)]
+    hot = [(node, home) for node, home in functions
+           if found.functions.get(node.name, frozenset()) & TRAINING]  # fmt: skip
     called: set[str] = set()
     for node, _ in hot:
         names = {
@@ -101,7 +106,8 @@ def _explore(
     known: dict[str, float] = {}
     windows: set[str] = set()
     budget = BUDGET
-    probe, _ = _walk(program, module, root, slices, visited, [], known, windows, "once")
+    probe = _probe(program, module, root, slices, visited, known, windows)
+    settled = (dict(known), set(windows)) == probe.at_start
     backwards = [event for event in probe.trace.events if event.kind == "backward"]
     if not any(event.kind in ("step", "backward", "zero") for event in probe.trace.events):
         return None
@@ -112,12 +118,15 @@ def _explore(
         manner = "twice"
     traces: list[Trace] = []
     tried: set[tuple[bool, ...]] = set()
-    plans: list[list[bool]] = [[], [False] * 64]
+    plans: list[list[bool]] = [list(probe.choices), [False] * 64]
     walks = alike = 0
     shapes: set[int] = set()
     while plans and walks < WALKS and budget > 0:
         plan = plans.pop(0)
-        walker, _ = _walk(program, module, root, slices, visited, plan, known, windows, manner)
+        if settled and not walks and manner == "once":
+            walker = probe  # nothing was learnt on the way that would change it
+        else:
+            walker, _ = _walk(program, module, root, slices, visited, plan, known, windows, manner)
         walks += 1
         budget -= PER_WALK - max(walker.budget, 0)
         taken = tuple(walker.trace.decisions[key][0] for key in walker.order)
@@ -130,12 +139,53 @@ def _explore(
             break
         shapes.add(shape)
         traces.append(walker.trace)
-        # Turn one decision at a time, those made last first: they lie in the loop itself.
-        for position in range(len(taken) - 1, -1, -1):
+        for position in _positions(walker):
             turned = [*taken[:position], not taken[position]]
             if taken[position] == walker.usual[position] and turned not in plans:
                 plans.append(turned)
     return Survey(root.node, traces, manner == "driven", manner == "twice")
+
+
+def _positions(walker: Walker) -> Iterator[int]:
+    """Decisions to turn: those made last first, for they lie in the loop itself.
+
+    What the data decide and what the settings decide take turns: the one shows what a fault depends
+    on, the other the configuration that has it.
+    """
+    order = [walker.trace.decisions[key][1] for key in walker.order]
+    data = [index for index, changes in enumerate(order) if changes]
+    settings = [index for index, changes in enumerate(order) if not changes]
+    while data or settings:
+        if settings:
+            yield settings.pop()
+        if data:
+            yield data.pop()
+
+
+def _probe(
+    program: Program,
+    module: Module,
+    root: _Root,
+    slices: dict[str, Slice],
+    visited: set[int],
+    known: dict[str, float],
+    windows: set[str],
+) -> Walker:
+    """A first walk; where it left before it trained, one that turned the decision to leave."""
+    found, _ = _walk(program, module, root, slices, visited, [], known, windows, "once")
+    name = getattr(root.node, "name", "")
+    hopes = slices[module.path].functions.get(name, frozenset()) & {"backward", "manual_backward"}
+    if not hopes:
+        return found
+    first = found
+    for position in range(len(first.order) - 1, max(-1, len(first.order) - 1 - TURNS), -1):
+        if any(event.kind == "backward" for event in found.trace.events):
+            return found
+        taken = [first.trace.decisions[key][0] for key in first.order]
+        plan = [*taken[:position], not taken[position]]
+        found, _ = _walk(program, module, root, slices, visited, plan, known, windows, "once")
+    trained = any(event.kind == "backward" for event in found.trace.events)
+    return found if trained else first
 
 
 def _shape(trace: Trace) -> int:
@@ -174,6 +224,7 @@ def _walk(
 ) -> tuple[Walker, bool]:
     walker = Walker(program, choices, known, slices=slices, visited=visited, windows=windows)
     walker.paths.append(module.path)
+    walker.trace.named = slices[module.path].named
     try:
         if isinstance(root.node, ast.Module):
             walker.block(module.tree.body, walker.scope(module))

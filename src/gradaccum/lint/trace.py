@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from gradaccum.lint.values import Tensor, Thing
 
-__all__ = ["Event", "Loop", "Trace"]
+__all__ = ["Doubt", "Event", "Frame", "Loop", "Trace"]
+
+Doubt: TypeAlias = "tuple[str, bool, bool]"
+"""A condition that nobody can evaluate: its key, whether it changes from iteration to iteration,
+and whether the condition holds where the key does."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,5 +59,26 @@ class Trace:
     things: list[Thing] = field(default_factory=list)
     guessed: bool = False
     """A counter of unknown start was taken to start at zero."""
+    named: bool = False
+    """The file calls something an optimizer that steps, so nothing unnamed is taken for one."""
     exact: bool = True
     """No symbol's value had to be chosen on the way."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One loop that is being walked."""
+
+    node: ast.AST
+    entry: int
+    index: int = 0
+    last: bool = False
+    now: Loop = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = Loop(self.node, self.entry, 0)
+
+    def turn(self, index: int, last: bool) -> None:
+        """Begin the next iteration."""
+        self.index, self.last = index, last
+        self.now = Loop(self.node, self.entry, index)

@@ -43,6 +43,8 @@ class Divisor:
 
     key: str
     value: float | None
+    fixed: bool = False
+    """Whether it is the same for all micro-batches."""
 
 
 @dataclass(slots=True, eq=False)

@@ -11,45 +11,32 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from gradaccum.lint.arithmetic import augment
 from gradaccum.lint.branches import branch, match, truth
-from gradaccum.lint.evaluate import assign, evaluate, text
+from gradaccum.lint.effects import enter
+from gradaccum.lint.evaluate import EXPRESSIONS, assign, evaluate, text
+from gradaccum.lint.expressions import HANDLERS
 from gradaccum.lint.loops import EXACT, WINDOW, elements, trips
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import Slice, slice_module
-from gradaccum.lint.trace import Event, Loop, Trace
+from gradaccum.lint.trace import Doubt, Event, Frame, Trace
 from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
 
-__all__ = ["Exhausted", "Frame", "Walker"]
+__all__ = ["Exhausted", "Walker"]
 
+EXPRESSIONS.update(HANDLERS)
 _FREE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 STEADY = 4
 """Iterations that are enough where all of them step alike."""
 DEPTH = 12
+LONG = 3_000
+"""Statements after which two iterations of a loop are enough."""
 PER_WALK = 12_000
 """Statements and calls of one walk."""
 
 
 class Exhausted(Exception):
     """The walk grew past its budget; what was seen until then stands."""
-
-
-@dataclass(slots=True)
-class Frame:
-    """One loop that is being walked."""
-
-    node: ast.AST
-    entry: int
-    index: int = 0
-    last: bool = False
-    now: Loop = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.now = Loop(self.node, self.entry, 0)
-
-    def turn(self, index: int, last: bool) -> None:
-        """Begin the next iteration."""
-        self.index, self.last = index, last
-        self.now = Loop(self.node, self.entry, index)
 
 
 @dataclass(slots=True)
@@ -84,13 +71,20 @@ class Walker:
     """Micro-batches that each Accelerate engine has counted in this epoch."""
     driver: Frame | None = None
     aliases: dict[int, tuple[Tensor, Thing]] = field(default_factory=dict)
+    joints: dict[str, tuple[bool, list[Doubt]]] = field(default_factory=dict)
+    """Conditions made of several doubts, by their key."""
+    parts: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
     hooks: list[tuple[Func, Thing]] = field(default_factory=list)
     """Hooks that run in every backward, with the parameter they stand on."""
     result: Value = None
     stack: list[ast.AST] = field(default_factory=list)
 
+    at_start: tuple[dict[str, float], set[str]] = field(init=False)
+    """What was known when this walk began."""
+
     def __post_init__(self) -> None:
         self.trace.window_keys = self.windows
+        self.at_start = dict(self.known), set(self.windows)
 
     # -- what the evaluator needs -------------------------------------------------------------
 
@@ -151,12 +145,48 @@ class Walker:
             self.trace.decisions[key] = (usual, changes)
             return usual
         self.turnable.add(key)
+        forced = None if changes else self._forced(key)
+        if forced is not None:
+            self.trace.decisions[key] = (forced, changes)
+            return forced
         position = len(self.order)
         choice = self.choices[position] if position < len(self.choices) else usual
         self.usual.append(usual)
         self.order.append(key)
         self.trace.decisions[key] = (choice, changes)
         return choice
+
+    def join(self, wanted: bool, parts: list[Doubt]) -> Doubt:
+        """One doubt for several: for `or` (`wanted`) any of them, for `and` all of them."""
+        names = [f"{'' if positive else 'not '}{key}" for key, _, positive in parts]
+        key = (" or " if wanted else " and ").join(names)
+        self.joints[key] = wanted, parts
+        return key, any(changes for _, changes, _ in parts), True
+
+    def settled(self, doubt: Doubt) -> bool | None:
+        """What earlier decisions of this walk make of a doubt."""
+        key, changes, positive = doubt
+        if changes or (key in self.trace.decisions and key not in self.turnable):
+            return None
+        known = self.trace.decisions.get(key)
+        taken = known[0] if known is not None else self._forced(key)
+        return None if taken is None else taken == positive
+
+    def _forced(self, key: str) -> bool | None:
+        """What earlier decisions on conditions that hold this one leave open for it."""
+        for name, (wanted, parts) in self.joints.items():
+            outcome = self.trace.decisions.get(name)
+            if outcome is None or not any(part[0] == key for part in parts):
+                continue
+            positive = next(part[2] for part in parts if part[0] == key)
+            if outcome[0] is not wanted:
+                return (not wanted) == positive
+            others = [self.trace.decisions.get(part[0]) for part in parts if part[0] != key]
+            senses = [part[2] for part in parts if part[0] != key]
+            if all(other is not None and (other[0] == sense) is not wanted
+                   for other, sense in zip(others, senses, strict=True)):  # fmt: skip
+                return wanted == positive
+        return None
 
     def module_slice(self, module: Module) -> Slice:
         """The slice of a file, made once for all walks of a root."""
@@ -176,19 +206,21 @@ class Walker:
 
     def block(self, body: list[ast.stmt], env: Env) -> str:
         """Walk statements; returns how they were left: '', 'break', 'continue' or 'return'."""
-        keep = self.module_slice(env.module).keep
-        for node in body:
-            if id(node) not in keep:
-                continue
-            if not isinstance(node, _FREE):
+        slice_ = self.module_slice(env.module)
+        kept = slice_.bodies.get(id(body))
+        if kept is None:
+            keep = slice_.keep
+            kept = [(node, _HANDLERS[type(node)], not isinstance(node, _FREE))
+                    for node in body if id(node) in keep and type(node) in _HANDLERS]  # fmt: skip
+            slice_.bodies[id(body)] = kept
+        for node, handler, costs in kept:
+            if costs:
                 self.budget -= 1
                 if self.budget < 0:
                     raise Exhausted
-            handler = _HANDLERS.get(type(node))
-            if handler is not None:
-                signal = handler(self, node, env)
-                if signal:
-                    return signal
+            signal = handler(self, node, env)
+            if signal:
+                return signal
         return ""
 
     def function(self, func: Func, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -261,8 +293,6 @@ def _assign(walker: Walker, node: ast.Assign, env: Env) -> str:
         and isinstance(first, (ast.Name, ast.Attribute))
         and _same(first, node.value)
     ):
-        from gradaccum.lint.arithmetic import augment  # noqa: PLC0415 - they need each other
-
         spelled = ast.AugAssign(first, node.value.op, node.value.right)
         augment(walker, ast.copy_location(spelled, node), env, node)
         return ""
@@ -284,8 +314,6 @@ def _ann_assign(walker: Walker, node: ast.AnnAssign, env: Env) -> str:
 
 
 def _aug_assign(walker: Walker, node: ast.AugAssign, env: Env) -> str:
-    from gradaccum.lint.arithmetic import augment  # noqa: PLC0415 - they need each other
-
     augment(walker, node, env)
     return ""
 
@@ -343,6 +371,7 @@ def _loop(
     frame = Frame(node, walker.tick())
     walker.loops.append(frame)
     shapes: list[tuple[tuple[str, int, str], ...]] = []
+    budget = walker.budget
     try:
         for index, (item, last) in enumerate(items):
             frame.turn(index, last)
@@ -358,6 +387,8 @@ def _loop(
                 shapes.append(_shape(walker.trace.events[start:]))
                 if index == STEADY - 1 and shapes[0] and len(set(shapes)) == 1:
                     break  # every iteration steps alike: more of them would say no more
+            if index and budget - walker.budget > LONG:
+                break  # a whole training, twice over
             if walker.accumulations > accumulations + 1:
                 break  # an engine that keeps its own windows flushes at the end of each epoch
     finally:
@@ -397,8 +428,6 @@ def _endless(node: ast.While) -> bool:
 
 
 def _with(walker: Walker, node: ast.With, env: Env) -> str:
-    from gradaccum.lint.effects import enter  # noqa: PLC0415 - they need each other
-
     mark = len(walker.contexts)
     try:
         for item in node.items:
