@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradaccum.doctor.ledger import Reading, read
+from gradaccum.doctor.ledger import read
+from gradaccum.doctor.reading import Reading
 
 ROWS, CLASSES, LENGTH = 4, 3, 5
 

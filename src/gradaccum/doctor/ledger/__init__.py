@@ -6,8 +6,6 @@ The torch side of the doctor: imported only once the script itself has imported 
 from __future__ import annotations
 
 from gradaccum.doctor.ledger.read import read as read
-from gradaccum.doctor.ledger.reading import Reading as Reading
-from gradaccum.doctor.ledger.reading import Term as Term
 from gradaccum.doctor.ledger.survey import survey as survey
 
-__all__ = ["Reading", "Term", "read", "survey"]
+__all__ = ["read", "survey"]

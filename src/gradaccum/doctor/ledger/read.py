@@ -11,8 +11,8 @@ import torch
 
 from gradaccum.doctor.ledger.elements import Elements, below, ignored
 from gradaccum.doctor.ledger.nodes import LOSSES, graphs, hooked, numel, opaque, short, shown
-from gradaccum.doctor.ledger.reading import Reading, Term
 from gradaccum.doctor.ledger.walk import Arrived, walk
+from gradaccum.doctor.reading import Reading, Term
 
 __all__ = ["read"]
 
@@ -38,7 +38,8 @@ def read(tensors: Sequence[Any], seeds: Sequence[torch.Tensor | None]) -> dict[s
 
     Examples:
         >>> import torch
-        >>> from gradaccum.doctor.ledger import Reading, read
+        >>> from gradaccum.doctor.ledger import read
+        >>> from gradaccum.doctor.reading import Reading
         >>> weight = torch.ones(3, requires_grad=True)
         >>> loss = (weight - 1).pow(2).mean() / 4
         >>> [term] = Reading.from_dict(read([loss], [None])).terms
@@ -91,6 +92,8 @@ def _terms(arrived: Arrived) -> list[Term]:
 
 def _loss(arrived: Arrived) -> list[Term]:
     node, factor = arrived.node, arrived.gradient
+    if factor is None:
+        return [_term(arrived, shown(node), "none", None)]
     if hooked(node):
         why = "the loss was computed under saved-tensor hooks, as in activation checkpointing"
         return [_term(arrived, shown(node), "none", None, why=why)]
@@ -100,8 +103,8 @@ def _loss(arrived: Arrived) -> list[Term]:
     except RuntimeError:
         why = "a tensor of the loss was changed in place since its forward"
         return [_term(arrived, shown(node), "none", None, why=why)]
-    if factor is None or reduction not in (_MEAN, _SUM):
-        return [_summed(arrived, one) for one in below(node, arrived.at, arrived.gradient, [])]
+    if reduction not in (_MEAN, _SUM):
+        return [_summed(arrived, one) for one in below(node, arrived.at, factor, [])]
     each_is = _values(node, input)
     count = float(each_is if left_out is None else int((~left_out).sum()))
     value = _number(factor)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from gradaccum.doctor.ledger.nodes import hooked, short
-from gradaccum.doctor.ledger.reading import Survey
 
-__all__ = ["survey"]
+__all__ = ["Survey", "survey"]
 
 _BATCHNORM = {"NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate"}
+
+
+@dataclass(slots=True)
+class Survey:
+    """What a whole graph holds, as far as it was walked."""
+
+    leaves: list[Any] = field(default_factory=list)
+    """Tensors that gradients will arrive at, each once."""
+    nodes: int = 0
+    complete: bool = True
+    """Whether all of the graph was walked."""
+    batchnorm: int = 0
+    """BatchNorm calls in training mode."""
 
 
 def survey(tensors: Iterable[Any], *, most: int = 20_000) -> Survey:

@@ -20,7 +20,7 @@ from gradaccum.doctor.ledger.nodes import (
     short,
     stacked,
 )
-from gradaccum.doctor.ledger.reading import Factor
+from gradaccum.doctor.reading import Factor
 
 __all__ = ["Arrived", "walk"]
 

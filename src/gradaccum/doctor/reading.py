@@ -1,9 +1,9 @@
-"""What was read off one backward's graph."""
+"""What was read off one backward's graph. Plain: the checks read it where there is no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["Factor", "Reading", "Term"]
@@ -77,7 +77,8 @@ class Reading:
         terms = []
         for plain in found.get("terms", ()):
             factors = tuple(Factor(how, value) for how, value in plain.get("factors", ()))
-            terms.append(Term(**{**_PLAIN, **plain, "factors": factors}))
+            known: dict[str, Any] = {**_PLAIN, **plain, "factors": factors}
+            terms.append(Term(**known))
         return cls(tuple(terms), found.get("why", found.get("error", "")))
 
 
@@ -93,16 +94,3 @@ _PLAIN: dict[str, Any] = {
     "coupled": False,
     "why": "",
 }
-
-
-@dataclass(slots=True)
-class Survey:
-    """What a whole graph holds, as far as it was walked."""
-
-    leaves: list[Any] = field(default_factory=list)
-    """Tensors that gradients will arrive at, each once."""
-    nodes: int = 0
-    complete: bool = True
-    """Whether all of the graph was walked."""
-    batchnorm: int = 0
-    """BatchNorm calls in training mode."""
