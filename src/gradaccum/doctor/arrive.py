@@ -1,0 +1,54 @@
+"""Torch has been imported by the script: start the trace."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import time
+from typing import Any
+
+from gradaccum.doctor.hooks.install import install
+from gradaccum.doctor.touch import FunctionTouch
+from gradaccum.doctor.trace.recorder import Recorder, last_error
+from gradaccum.doctor.trace.sink import FileSink
+
+__all__ = ["arrive", "head"]
+
+
+def arrive(torch: Any, folder: str) -> None:
+    """Record this process into `folder`, until it ends."""
+    sink = FileSink(os.path.join(folder, f"{os.getpid()}-{time.time_ns()}.jsonl"))
+    recorder = Recorder(torch, sink, head(torch), ledger())
+    install(recorder)
+    atexit.register(lambda: recorder.finish(last_error()))
+    # A process that leaves this way runs nothing else; `_exit` is looked up in `os` when called.
+    os._exit = FunctionTouch(os._exit, lambda _, __: recorder.finish(), None)  # type: ignore[assignment]
+
+
+def ledger() -> Any:
+    """What reads weights off the graph."""
+    try:
+        from gradaccum.doctor.ledger import read  # noqa: PLC0415 - loads torch
+    except ImportError:
+        return None
+    return read
+
+
+def head(torch: Any) -> dict[str, Any]:
+    """What is known of this process when the trace begins."""
+    original = getattr(sys, "orig_argv", sys.argv)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return {
+        "pid": os.getpid(),
+        "argv": list(sys.argv),
+        "command": list(original),
+        "cwd": os.getcwd(),
+        "rank": int(os.environ.get("RANK", "0") or 0),
+        "ranks": int(os.environ.get("WORLD_SIZE", "1") or 1),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "device": device,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
+    }

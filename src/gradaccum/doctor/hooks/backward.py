@@ -1,0 +1,139 @@
+"""Every backward, noticed where Python hands it to the engine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+from gradaccum.doctor.hooks.deep import Deep
+from gradaccum.doctor.hooks.guard import guarded, guarded_after
+from gradaccum.doctor.touch import Patches
+from gradaccum.doctor.trace.recorder import Recorder
+
+__all__ = ["install"]
+
+_clock = time.perf_counter
+
+
+class _Watch:
+    """What is done before and after each backward."""
+
+    def __init__(self, recorder: Recorder, deep: Deep) -> None:
+        self.recorder = recorder
+        self.deep = deep
+        self._named = -1
+
+    def before(self, _: Any, frame: FrameType) -> Any:
+        """Note the loss while its graph is there."""
+        recorder = self.recorder
+        given = frame.f_locals
+        outputs, rest, more = given["t_outputs"], given["args"], given["kwargs"]
+        place = recorder.find(frame)
+        if not more.get("accumulate_grad", True):
+            recorder.event("grad", place, recorder.now(), create=bool(rest[2]))
+            return None
+        nested = recorder.torch._C._current_graph_task_id() != -1
+        if not nested:
+            recorder.check_stepping(frame)
+            recorder.settle(place)
+        begun = recorder.now()
+        outputs = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+        note: dict[str, Any] = {
+            "b": recorder.backwards,
+            "place": place,
+            "arrived": {},
+            "fresh": [],
+            "losses": len(outputs),
+            "shape": tuple(getattr(outputs[0], "shape", ())),
+            "requires_grad": any(getattr(o, "requires_grad", True) for o in outputs),
+            "retain": bool(rest[1]),
+            "create": bool(rest[2]),
+            "inputs": bool(rest[3]),
+            "nested": nested,
+            "step": recorder.stepping[-1].index if recorder.stepping else None,
+        }
+        recorder.backwards += 1
+        if recorder.segments.reading and not nested:
+            spent = _clock()
+            self._look(note, outputs, rest[0], frame)
+            recorder.segments.spent += _clock() - spent
+        recorder.active.append(note)
+        recorder.inside += 1
+        note["begun"] = begun
+        return note
+
+    def _look(self, note: dict[str, Any], outputs: Any, seeds: Any, frame: FrameType) -> None:
+        recorder = self.recorder
+        with self.deep.quiet():
+            if recorder.segments.deep:
+                known = len(recorder.leaves.all)
+                recorder.leaves.find(outputs)
+                if len(recorder.leaves.all) != known or self._named < 0:
+                    self._named = len(recorder.leaves.all)
+                    recorder.name(frame)
+            if not self.deep.possible():
+                return
+            if recorder.segments.deep or outputs[0].device.type == "cpu":
+                note["loss"] = self.deep.value(outputs[0])
+            if recorder.read is not None:
+                try:
+                    note["ledger"] = recorder.read(outputs, tuple(seeds))
+                except Exception as error:  # noqa: BLE001 - "unknown" must not end the run
+                    note["ledger"] = {"error": f"{type(error).__name__}: {error}"}
+
+    def after(self, note: dict[str, Any]) -> None:
+        """The engine is done, or has raised."""
+        recorder = self.recorder
+        recorder.inside -= 1
+        recorder.arrive(note, recorder.leaves.look().grads)
+        recorder.active = [other for other in recorder.active if other is not note]
+        place, begun = note.pop("place"), note.pop("begun")
+        end = recorder.now()
+        note["arrived"] = list(note["arrived"])
+        if recorder.segments.deep and not note["nested"] and self.deep.possible():
+            spent = _clock()
+            with self.deep.quiet():
+                note["norm"] = self.deep.norm(recorder.leaves.live)
+                note["memory"] = self.deep.memory()
+            recorder.segments.spent += _clock() - spent
+        recorder.event("backward", place, begun, (bool(note["fresh"]), note["nested"]), **note)[
+            "e"
+        ] = end
+
+
+def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
+    """Listen to the engine."""
+    torch = recorder.torch
+    variable = torch.autograd.Variable
+    real = vars(variable)["_execution_engine"]
+    code = torch.autograd.graph._engine_run_backward.__code__
+    watch = _Watch(recorder, deep)
+    before = guarded(recorder, watch.before)
+    after = guarded_after(recorder, watch.after)
+
+    class Engine(torch._C._ImperativeEngine):
+        """The engine, for one backward: it is freed when that is over."""
+
+        note: Any = None
+
+        def __del__(self) -> None:
+            if self.note is not None:
+                after(self.note)
+
+    class Slot:
+        """Hands out the engine."""
+
+        def __get__(self, owner: Any, kind: Any = None) -> Any:
+            frame = sys._getframe(1)
+            if frame.f_code is not code:
+                return real
+            note = before(None, frame)
+            if note is None:
+                return real
+            engine = Engine()
+            engine.note = note
+            return engine
+
+    patches.put(variable, "_execution_engine", Slot())

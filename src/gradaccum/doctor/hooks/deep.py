@@ -1,0 +1,131 @@
+"""Looks at values: only in windows that are looked at closely, and never seen by the script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+from gradaccum.doctor.trace.tracked import Tracked
+
+__all__ = ["Deep"]
+
+SAMPLE = 64
+"""Elements of a leaf that are compared before and after."""
+
+
+class Deep:
+    """Norms, samples and memory.
+
+    Args:
+        torch: the module, which the script has imported.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._grad = torch._C.TensorBase.grad.__get__
+        self._statm: Any = None
+
+    def possible(self) -> bool:
+        """Whether tensors may be read now: nobody captures, profiles or intercepts operators."""
+        torch = self._torch
+        if torch._C._len_torch_dispatch_stack() or torch._C._autograd._profiler_enabled():
+            return False
+        cuda = torch.cuda
+        return not (cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+    @contextmanager
+    def quiet(self) -> Generator[None]:
+        """No graph, no autocast."""
+        with self._torch.no_grad(), self._torch._C._DisableAutocast():
+            yield
+
+    def value(self, tensor: Any) -> float | None:
+        """A scalar's value."""
+        if getattr(tensor, "numel", lambda: 0)() != 1 or tensor.is_complex():
+            return None
+        return float(tensor.detach().item())
+
+    def norm(self, leaves: Iterable[Tracked]) -> float | None:
+        """Norm of all gradients that stand in these leaves."""
+        return self._norm(self._gradients(leaves))
+
+    def _gradients(self, leaves: Iterable[Tracked]) -> list[Any]:
+        tensors = (leaf.reference() for leaf in leaves)
+        gradients = (self._grad(t) for t in tensors if t is not None)
+        return [g for g in gradients if g is not None]
+
+    def _norm(self, tensors: list[Any]) -> float | None:
+        plain = [t for t in tensors if t.layout is self._torch.strided and t.numel()]
+        if not plain or len(plain) != len(tensors):
+            return None
+        norms = [float(self._torch.linalg.vector_norm(t).item()) for t in plain]
+        return (
+            math.sqrt(math.fsum(n * n for n in norms))
+            if all(map(math.isfinite, norms))
+            else (math.nan if any(map(math.isnan, norms)) else math.inf)
+        )
+
+    def sample(self, leaves: Iterable[Tracked], gradient: bool) -> dict[int, list[float]]:
+        """Some elements of each leaf, or of its gradient."""
+        found = {}
+        for leaf in leaves:
+            tensor = leaf.reference()
+            if tensor is not None and gradient:
+                tensor = self._grad(tensor)
+            if tensor is None or tensor.layout is not self._torch.strided:
+                continue
+            if tensor.is_complex() or not tensor.numel():
+                continue
+            flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else None
+            if flat is None:
+                continue
+            stride = max(1, flat.numel() // SAMPLE)
+            found[leaf.index] = flat[::stride][:SAMPLE].double().tolist()
+        return found
+
+    def memory(self) -> int | None:
+        """Bytes in use: of the accelerator where there is one, else of this process."""
+        cuda = self._torch.cuda
+        if cuda.is_initialized():
+            return int(cuda.memory_allocated())
+        try:
+            if self._statm is None:
+                self._statm = open("/proc/self/statm", "rb", buffering=0)  # noqa: SIM115 - kept
+            self._statm.seek(0)
+            return int(self._statm.read().split()[1]) * 4096
+        except (OSError, ValueError):
+            return None
+
+
+def ratio(before: dict[int, list[float]], after: dict[int, list[float]]) -> float | None:
+    """The one factor between two samples; `None` where there is none.
+
+    Products in the tensors' dtype round: factors are one if they differ by less than 1e-2 relative
+    for half precision and 1e-5 else, so 1e-2 bounds a factor's error and the median is given.
+    """
+    factors = [
+        b / a
+        for index, values in before.items()
+        for a, b in zip(values, after.get(index, ()), strict=False)
+        if a and math.isfinite(a) and math.isfinite(b)
+    ]
+    if not factors:
+        return None
+    factors.sort()
+    middle = factors[len(factors) // 2]
+    spread = max(abs(factors[0] - middle), abs(factors[-1] - middle))
+    return middle if spread <= 1e-4 * abs(middle) else None
+
+
+def distance(before: dict[int, list[float]], after: dict[int, list[float]]) -> float | None:
+    """Norm of the change relative to the norm before, over the sampled elements."""
+    changed = own = 0.0
+    for index, values in before.items():
+        for a, b in zip(values, after.get(index, ()), strict=False):
+            changed += (b - a) ** 2
+            own += a * a
+    if not before:
+        return None
+    return math.sqrt(changed / own) if own else (math.inf if changed else 0.0)

@@ -1,0 +1,37 @@
+"""All hooks, set and removed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gradaccum.doctor.hooks import backward, modules, optimizers, scaling, writes
+from gradaccum.doctor.hooks.deep import Deep
+from gradaccum.doctor.touch import Patches
+from gradaccum.doctor.trace.recorder import Recorder
+
+__all__ = ["install"]
+
+
+def install(recorder: Recorder) -> Callable[[], None]:
+    """Set all hooks; returns what removes them, in reverse order."""
+    patches = Patches()
+    deep = Deep(recorder.torch)
+    handles: list[Any] = []
+
+    def remove() -> None:
+        recorder.closed = True
+        for handle in reversed(handles):
+            handle.remove()
+        patches.restore()
+
+    try:
+        backward.install(recorder, deep, patches)
+        writes.install(recorder, patches)
+        scaling.install(recorder, deep, patches)
+        modules.install(recorder, patches)
+        handles += optimizers.install(recorder, deep, patches)
+    except BaseException:
+        remove()
+        raise
+    return remove
