@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradaccum.errors import InputError
+
 __all__ = ["Outcome", "execute"]
 
 _BOOT = Path(__file__).parent / "boot"
@@ -40,11 +42,36 @@ def execute(arguments: Sequence[str], folder: Path) -> Outcome:
     if path is not None:
         environment["GRADACCUM_DOCTOR_PATH"] = path
     environment["PYTHONPATH"] = os.pathsep.join([str(_BOOT), *([path] if path else [])])
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    flags = _flags(getattr(sys, "orig_argv", []))
     started, begin = time.strftime("%Y-%m-%dT%H:%M:%S"), time.perf_counter()
     child = subprocess.Popen([sys.executable, *flags, *arguments], env=environment)
     status = _wait(child)
     return Outcome(status, time.perf_counter() - begin, started)
+
+
+def _flags(command: Sequence[str]) -> list[str]:
+    """The interpreter's own options, which the script's interpreter gets too.
+
+    Python says no other way what was on its command line and what came from the environment, which
+    the script inherits anyhow.
+    """
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise InputError(
+            "doctor-isolated",
+            "Python was started so that it reads no environment or site, so no hooks can be set.",
+            got=" ".join(command[:3]),
+            expected="python without -I, -E and -S",
+            do="gradaccum doctor train.py",
+        )
+    flags: list[str] = []
+    words = iter(command[1:])
+    for word in words:
+        if not word.startswith("-") or word[:2] in ("-m", "-c") or word == "-":
+            break
+        flags.append(word)
+        if word in ("-X", "-W", "--check-hash-based-pycs"):
+            flags += [next(words, "")]
+    return flags
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:

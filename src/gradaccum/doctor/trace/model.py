@@ -76,6 +76,8 @@ class Param:
     held: int = 0
     """Backwards whose gradients stood in it at the end."""
     backwards: tuple[int, ...] = ()
+    change: float | None = None
+    """Norm of its change over the run relative to its norm at the start, over a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Opt:
     params: tuple[int, ...]
     steps: int
     lr: float | None
+    elements: int = 0
 
 
 @dataclass(slots=True)
@@ -232,6 +235,7 @@ class _Reader:
             Opt(
                 o["i"], o["kind"], self._place(o["at"]), self._place(o["user"]),
                 tuple(o["params"]), o["steps"], o["lr"],
+                sum(self.told[i]["elements"] for i in o["params"] if i in self.told),
             )
             for o in totals.get("optimizers", ())
         ]  # fmt: skip
