@@ -1,0 +1,69 @@
+"""From a trace to a judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gradaccum.doctor.checks import (
+    rules_clipping,
+    rules_graphs,
+    rules_scaling,
+    rules_stepping,
+    rules_zeroing,
+)
+from gradaccum.doctor.checks.context import Context
+from gradaccum.doctor.checks.hits import Hit, finding
+from gradaccum.doctor.checks.story import tell
+from gradaccum.doctor.checks.verdict import verdict
+from gradaccum.doctor.checks.weights import chart
+from gradaccum.doctor.trace.model import Trace
+from gradaccum.records.diagnosis import TermSeen
+from gradaccum.records.finding import Finding
+
+__all__ = ["DETECTORS", "Judgement", "judge"]
+
+RULES = (
+    *rules_clipping.RULES,
+    *rules_graphs.RULES,
+    *rules_zeroing.RULES,
+    *rules_scaling.RULES,
+    *rules_stepping.RULES,
+)
+"""In an order in which what explains others comes first."""
+
+DETECTORS = frozenset(
+    """
+    GA101 GA102 GA103 GA104 GA105 GA201 GA202 GA203 GA204 GA301 GA302 GA303 GA304 GA305 GA307
+    GA308 GA309 GA401 GA402 GA403 GA404 GA405 GA406 GA407 GA502 GA503 GA601 GA602 GA701 GA702
+    GA703 GA801
+    """.split()
+)
+"""Codes that a run can give away; a test holds each to its bad loop."""
+
+_RANK = {"error": 0, "warning": 1, "note": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a run's trace shows."""
+
+    verdict: str
+    """One sentence."""
+    findings: tuple[Finding, ...] = ()
+    weights: Mapping[int, tuple[TermSeen, ...]] = field(default_factory=dict)
+    """Loss terms by the number of their backward."""
+
+
+def judge(trace: Trace) -> Judgement:
+    """Find faults in a trace, and say what its loop did."""
+    context = Context(tell(trace))
+    hits: list[Hit] = []
+    for rule in RULES:
+        hits += rule(context)
+    kept: dict[tuple[str, str, int], Hit] = {}
+    for one in hits:
+        kept.setdefault((one.code, one.place.path, one.place.line), one)
+    found = sorted(map(finding, kept.values()), key=lambda one: (_RANK[one.severity], one.line))
+    weights = chart(context.story, context.factor, context.wrong)
+    return Judgement(verdict(context, found), tuple(found), weights)

@@ -1,0 +1,265 @@
+"""GA3xx: when optimizers and schedulers step, and who else changes parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradaccum.doctor.checks.context import Context
+from gradaccum.doctor.checks.hits import Hit, hit, plural
+from gradaccum.doctor.checks.story import Window, inside, place_of, usual
+from gradaccum.doctor.trace.model import Event, Place
+
+__all__ = ["RULES"]
+
+_STATELESS = {"SGD"}
+
+
+def steps_on_nothing(context: Context) -> Iterator[Hit]:
+    """GA301: no gradient at all, or one that was used before."""
+    for line, windows in context.lines():
+        number = windows[0].optimizer
+        if number is None or number in context.faulty:
+            continue
+        again = [w for w in windows if w.used and w.stale and not w.fresh and not _changed(context, w)]
+        if again and 2 * len(again) >= len(windows):
+            before = _previous(context, again[0])
+            yield from hit(
+                "GA301",
+                line,
+                "this step uses gradients that a step has already used; no backward lies between "
+                f"({plural(context.updates(again), 'update')})",
+                (before, "the step that used them first"),
+            )
+            context.faulty.add(number)
+            continue
+        idle = [w for w in windows if _idle(context, w)]
+        if not idle or 2 * len(idle) < len(windows) or context.trace.totals.get("schedule"):
+            continue
+        if context.trace.totals.get("backward", 0) == 0 and context.trace.totals.get("grad", 0):
+            continue
+        gone = [e for w in windows for e in w.of("zero") if e.get("via") == "step"]
+        if len(idle) == 1 and len(context.story.windows) > 1 and not gone:
+            continue
+        yield from hit(
+            "GA301",
+            line,
+            f"the step finds no gradient, since no backward made any: nothing is updated "
+            f"({len(idle)} of {plural(context.updates(windows), 'update')})",
+            (gone[0] if gone else None, "the step itself clears the gradients that it has used"),
+        )
+        context.faulty.add(number)
+
+
+def _idle(context: Context, window: Window) -> bool:
+    step = window.step
+    if step is None or window.used or window.of("write", "grad"):
+        return False
+    owned = next((o.params for o in context.trace.optimizers if o.index == window.optimizer), ())
+    return bool(owned) and set(step.get("idle", ())) >= set(owned) and not step.get("closure")
+
+
+def _changed(context: Context, window: Window) -> bool:
+    return context.handled(window) is not None or bool(window.step and window.step.get("closure"))
+
+
+def _previous(context: Context, window: Window) -> Event | None:
+    earlier = [
+        w.step
+        for w in context.story.windows
+        if w.optimizer == window.optimizer and w.order < window.order
+    ]
+    return earlier[-1] if earlier else None
+
+
+def tail_dropped(context: Context) -> Iterator[Hit]:
+    """GA302: micro-batches stand unused at the end."""
+    if not context.trace.complete or context.trace.error:
+        return
+    for left in context.story.open:
+        if left.order < 1 << 60:
+            continue
+        micros = context.story.micros(left)
+        for line, windows in context.lines():
+            owned = {p for w in windows for p in w.params}
+            size = usual(windows)
+            if line in context.settled or windows[0].optimizer in context.faulty:
+                continue
+            if size < 2 or not owned & left.params or not micros or len(left.fresh) >= size:
+                continue
+            places = {place_of(e) for w in windows for e in context.story.micros(w)}
+            if {place_of(e) for e in micros} <= places and windows[-1].order < micros[0].n:
+                count = len(left.fresh)
+                word = "micro-batch" if count == 1 else "micro-batches"
+                yield from hit(
+                    "GA302",
+                    line,
+                    f"the run ended with {count} {word} that no step had used; an update holds "
+                    f"{size}",
+                    (micros[0], "computed, and never used"),
+                )
+                context.settled.add(line)
+                return
+
+
+def rebuilt(context: Context) -> Iterator[Hit]:
+    """GA304."""
+    groups: dict[tuple[Place, tuple[int, ...]], list[int]] = {}
+    for one in context.trace.optimizers:
+        place = one.user or one.at
+        if place is not None and one.steps and one.params and one.kind not in _STATELESS:
+            groups.setdefault((place, one.params), []).append(one.index)
+    loads = [e for e in context.trace.events if e.kind == "write" and e.get("target") == "param"]
+    for (place, params), numbers in groups.items():
+        rates = {o.lr for o in context.trace.optimizers if o.index in numbers}
+        made = [e for e in context.trace.events if e.kind == "optimizer" and e.get("optimizer") in numbers]
+        reloaded = any(
+            set(event.get("params", ())) & set(params) and made and made[0].n < event.n < made[-1].n
+            for event in loads
+        )
+        if len(numbers) < 2 or len(rates) > 1 or reloaded:
+            continue
+        kind = context.trace.optimizers[numbers[0]].kind if numbers[0] < len(context.trace.optimizers) else "The optimizer"
+        yield from hit(
+            "GA304",
+            place,
+            f"{kind} is made {len(numbers)} times over the same parameters, each time without the "
+            "state that it had gathered",
+        )
+
+
+def scheduled_too_often(context: Context) -> Iterator[Hit]:
+    """GA305."""
+    for _, windows in context.lines():
+        number = windows[0].optimizer
+        long = [w for w in windows if len(w.fresh) >= 2 and w.whole]
+        bad = []
+        for window in long:
+            steps = [e for e in window.of("schedule") if e.get("optimizer") == number]
+            first = context.story.micros(window)
+            between = [e for e in steps if first and e.n > first[0].n]
+            if between and len(steps) >= len(window.fresh) - 1 and len(steps) >= 1:
+                if len(between) >= len(window.fresh) - 1:
+                    bad.append((window, between))
+        if bad and 2 * len(bad) >= len(long) and len({place_of(e) for e in bad[0][1]}) == 1:
+            window, steps = bad[0]
+            if len(steps) < 2 and len(bad) < 2 and len(window.fresh) > 2:
+                continue
+            yield from hit(
+                "GA305",
+                steps[0],
+                f"the scheduler steps with every micro-batch, {len(window.fresh)} times an update "
+                f"({plural(context.updates([w for w, _ in bad]), 'update')})",
+                (window.line, f"the optimizer steps once for {len(window.fresh)} micro-batches"),
+            )
+
+
+def changed_in_mid_window(context: Context) -> Iterator[Hit]:
+    """GA307."""
+    seen = set()
+    for _, windows in context.lines():
+        bad: list[tuple[Window, Event, Event]] = []
+        for window in windows:
+            micros = context.story.micros(window)
+            if window.optimizer is None or len(micros) < 2:
+                continue
+            for event in window.of("write"):
+                params = set(event.get("params", ())) & window.params
+                before = [e for e in micros if e.end <= event.start]
+                after = [e for e in micros if e.start >= event.end]
+                if event.get("target") == "param" and params and before and after:
+                    if not inside(event, context.story):
+                        bad.append((window, event, after[0]))
+                        break
+        if bad and 2 * len(bad) >= len([w for w in windows if len(w.fresh) >= 2]):
+            window, event, after_it = bad[0]
+            place = place_of(event)
+            if place is None or place in seen:
+                continue
+            seen.add(place)
+            times = sum(
+                e.get("target") == "param" and place_of(e) == place for e in window.of("write")
+            )
+            yield from hit(
+                "GA307",
+                event,
+                f"parameters are changed between the micro-batches of an update"
+                + (f", {times} times" if times > 1 else "")
+                + f": its gradients belong to different weights"
+                f" ({plural(context.updates([w for w, _, _ in bad]), 'update')})",
+                (after_it, "the next micro-batch of the same update"),
+                (window.line, "the step that uses them all"),
+            )
+    yield from _stepped_before_backward(context)
+
+
+def _stepped_before_backward(context: Context) -> Iterator[Hit]:
+    for event in context.trace.events:
+        error = str(event.get("error") or "")
+        if event.kind == "backward" and "modified by an inplace operation" in error:
+            steps = [e for e in context.trace.events if e.kind == "step" and e.n < event.n]
+            if steps:
+                yield from hit(
+                    "GA307",
+                    event,
+                    "this loss was computed with parameters that a step has changed since, so its "
+                    "backward is refused",
+                    (steps[-1], "the step between this loss's forward and its backward"),
+                )
+                return
+
+
+def written_in_a_hook(context: Context) -> Iterator[Hit]:
+    """GA308: a hook scales the parameter instead of its gradient."""
+    for event in context.trace.events:
+        if event.kind != "write" or event.get("target") != "param":
+            continue
+        how = str(event.get("how", "")).removeprefix("data.").strip("_")
+        scaling = how.removeprefix("i").partition("_")[0] in ("truediv", "div", "mul", "clamp")
+        if scaling and inside(event, context.story):
+            names = [p.name for p in context.trace.params if p.index in event.get("params", ())]
+            yield from hit(
+                "GA308",
+                event,
+                "a hook changes the parameter itself while backward runs, and leaves its gradient "
+                "as it is" + (f": `{names[0]}`" if names and names[0] else ""),
+            )
+            return
+
+
+def unfrozen_later(context: Context) -> Iterator[Hit]:
+    """GA309."""
+    trace = context.trace
+    made = [e.n for e in trace.events if e.kind == "optimizer"]
+    changed = {p.index for p in trace.params if p.changes}
+    for event in trace.events:
+        if event.kind != "require" or not event.get("on", True) or not made or event.n < made[0]:
+            continue
+        idle = [
+            p
+            for p in trace.params
+            if p.index in event.get("params", ())
+            and not p.owners
+            and p.arrivals
+            and p.index not in changed
+        ]
+        if idle and any(o.steps for o in trace.optimizers):
+            context.explained.update(p.index for p in idle)
+            names = ", ".join(f"`{p.name or p.shape}`" for p in idle[:3])
+            yield from hit(
+                "GA309",
+                event,
+                f"{names} get gradients ({plural(idle[0].arrivals, 'time')}) and never change: the "
+                "optimizer was made before they required any",
+            )
+            return
+
+
+RULES = (
+    steps_on_nothing,
+    tail_dropped,
+    rebuilt,
+    scheduled_too_often,
+    changed_in_mid_window,
+    written_in_a_hook,
+    unfrozen_later,
+)
