@@ -19,12 +19,20 @@ __all__ = ["arrive", "head"]
 
 def arrive(torch: Any, folder: str) -> None:
     """Record this process into `folder`, until it ends."""
-    sink = FileSink(os.path.join(folder, f"{os.getpid()}-{time.time_ns()}.jsonl"))
-    recorder = Recorder(torch, sink, head(torch), ledger())
+    recorder = Recorder(torch, _sink(folder), head(torch), ledger())
     install(recorder)
+    if hasattr(os, "register_at_fork"):
+        # Runs after the recorder's own. A child that only loads data writes no file.
+        os.register_at_fork(
+            after_in_child=lambda: recorder.begin(_sink(folder), head(torch, forked=True))
+        )
     atexit.register(lambda: recorder.finish(last_error()))
     # A process that leaves this way runs nothing else; `_exit` is looked up in `os` when called.
     os._exit = FunctionTouch(os._exit, lambda _, __: recorder.finish(), None)  # type: ignore[assignment]
+
+
+def _sink(folder: str) -> FileSink:
+    return FileSink(os.path.join(folder, f"{os.getpid()}-{time.time_ns()}.jsonl"))
 
 
 def ledger() -> Any:
@@ -36,10 +44,11 @@ def ledger() -> Any:
     return read
 
 
-def head(torch: Any) -> dict[str, Any]:
+def head(torch: Any, forked: bool = False) -> dict[str, Any]:
     """What is known of this process when the trace begins."""
     original = getattr(sys, "orig_argv", sys.argv)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    # Asking CUDA in a fork, or before the script has, could bind it to a device.
+    device = "cpu" if forked or not torch.cuda._is_compiled() else "cuda"
     return {
         "pid": os.getpid(),
         "argv": list(sys.argv),

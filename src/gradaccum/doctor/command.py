@@ -139,12 +139,9 @@ def _report(
 
 
 def _text(diagnosis: Diagnosis) -> str:
-    try:
-        from gradaccum.report import terminal
-    except ImportError:
-        return diagnosis.verdict
+    from gradaccum.report import terminal  # noqa: PLC0415 - not needed while the script runs
 
-    return terminal.render(diagnosis, colour=sys.stderr.isatty())
+    return terminal.text(diagnosis, colour=sys.stderr.isatty())
 
 
 def _leave(outcome: Outcome) -> int:

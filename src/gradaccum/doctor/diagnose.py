@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gradaccum.doctor.judging import judge
+from gradaccum.doctor.checks import judge
 from gradaccum.doctor.trace.model import Event as Noted
 from gradaccum.doctor.trace.model import Opt, Param, Place, Segment, Trace
 from gradaccum.records import Finding

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
+from collections import deque
 from types import FrameType
 from typing import Any
 
@@ -15,6 +17,22 @@ from gradaccum.doctor.trace.recorder import Recorder
 __all__ = ["install"]
 
 _clock = time.perf_counter
+_FACTORS = ("MulBackward0", "DivBackward0")
+
+
+class _Token:
+    """Lies in a graph's last node, whose life it shares: autograd's nodes take no weak references."""
+
+    __slots__ = ("__weakref__",)
+
+    @staticmethod
+    def put(node: Any) -> weakref.ref[_Token]:
+        """Leave one in a node, below the factors that only this backward may have put on it."""
+        while type(node).__name__ in _FACTORS and node.next_functions[0][0] is not None:
+            node = node.next_functions[0][0]
+        token = _Token()
+        node.metadata["gradaccum"] = token
+        return weakref.ref(token)
 
 
 class _Watch:
@@ -24,6 +42,7 @@ class _Watch:
         self.recorder = recorder
         self.deep = deep
         self._named = -1
+        self._kept: deque[weakref.ref[_Token]] = deque(maxlen=64)
 
     def before(self, _: Any, frame: FrameType) -> Any:
         """Note the loss while its graph is there."""
@@ -40,20 +59,7 @@ class _Watch:
             recorder.settle(place)
         begun = recorder.now()
         outputs = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
-        note: dict[str, Any] = {
-            "b": recorder.backwards,
-            "place": place,
-            "arrived": {},
-            "fresh": [],
-            "losses": len(outputs),
-            "shape": tuple(getattr(outputs[0], "shape", ())),
-            "requires_grad": any(getattr(o, "requires_grad", True) for o in outputs),
-            "retain": bool(rest[1]),
-            "create": bool(rest[2]),
-            "inputs": bool(rest[3]),
-            "nested": nested,
-            "step": recorder.stepping[-1].index if recorder.stepping else None,
-        }
+        note = self._note(outputs, rest, place, nested)
         recorder.backwards += 1
         if recorder.segments.reading and not nested:
             spent = _clock()
@@ -63,6 +69,56 @@ class _Watch:
         recorder.inside += 1
         note["begun"] = begun
         return note
+
+    def _note(
+        self, outputs: Any, rest: Any, place: tuple[int, int], nested: bool
+    ) -> dict[str, Any]:
+        """What is said of every backward; what is usual is left out."""
+        recorder = self.recorder
+        loss = outputs[0]
+        note: dict[str, Any] = {
+            "b": recorder.backwards,
+            "place": place,
+            "arrived": {},
+            "fresh": [],
+            "nested": nested,
+            "requires_grad": bool(getattr(loss, "requires_grad", True)),
+            "frame": recorder.activation,
+        }
+        if rest[1]:
+            note["retain"] = True
+        if rest[2]:
+            note["create"] = True
+        if rest[3]:
+            note["inputs"] = True
+        if len(outputs) > 1:
+            note["losses"] = len(outputs)
+            note["requires_grad"] = any(getattr(o, "requires_grad", True) for o in outputs)
+        if recorder.stepping:
+            note["step"] = recorder.stepping[-1].index
+        if recorder.parallel:
+            note["sync"] = [bool(m.require_backward_grad_sync) for m in recorder.parallel]
+        if hasattr(loss, "grad_fn"):
+            if loss.dim():
+                note["shape"] = tuple(loss.shape)
+            if loss.grad_fn is None:
+                note["leaf"] = True
+            if not nested:
+                self._cheap(note, loss)
+        evaluating = recorder.evaluating()
+        if evaluating:
+            note["eval"] = evaluating
+        return note
+
+    def _cheap(self, note: dict[str, Any], loss: Any) -> None:
+        """What every backward is asked: the loss where it lies on the host, and who keeps graphs."""
+        cpu = loss.is_cpu and loss.numel() == 1 and not loss.is_complex()
+        if cpu and type(loss) is self.recorder.torch.Tensor and self.deep.possible():
+            note["loss"] = float(loss.item())
+        node = loss.grad_fn
+        if node is not None and (self.recorder.segments.deep or not note["b"] & 7):
+            note["kept"] = sum(reference() is not None for reference in self._kept)
+            self._kept.append(_Token.put(node))
 
     def _look(self, note: dict[str, Any], outputs: Any, seeds: Any, frame: FrameType) -> None:
         recorder = self.recorder
@@ -75,7 +131,7 @@ class _Watch:
                     recorder.name(frame)
             if not self.deep.possible():
                 return
-            if recorder.segments.deep or outputs[0].device.type == "cpu":
+            if "loss" not in note and recorder.segments.deep:
                 note["loss"] = self.deep.value(outputs[0])
             if recorder.read is not None:
                 try:

@@ -26,13 +26,17 @@ class Deep:
         self._torch = torch
         self._grad = torch._C.TensorBase.grad.__get__
         self._statm: Any = None
+        self._modes = torch._C._len_torch_dispatch_stack
+        self._profiled = torch._C._autograd._profiler_enabled
+        self._cuda = hasattr(torch._C, "_cuda_getCurrentStream")
 
     def possible(self) -> bool:
         """Whether tensors may be read now: nobody captures, profiles or intercepts operators."""
-        torch = self._torch
-        if torch._C._len_torch_dispatch_stack() or torch._C._autograd._profiler_enabled():
+        if self._modes() or self._profiled():
             return False
-        cuda = torch.cuda
+        if not self._cuda:
+            return True
+        cuda = self._torch.cuda
         return not (cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     @contextmanager
@@ -55,6 +59,10 @@ class Deep:
         tensors = (leaf.reference() for leaf in leaves)
         gradients = (self._grad(t) for t in tensors if t is not None)
         return [g for g in gradients if g is not None]
+
+    def recorded(self, leaves: Iterable[Tracked]) -> bool:
+        """Whether a gradient carries a graph of its own, as `create_graph=True` makes it."""
+        return any(gradient.requires_grad for gradient in self._gradients(leaves))
 
     def _norm(self, tensors: list[Any]) -> float | None:
         plain = [t for t in tensors if t.layout is self._torch.strided and t.numel()]
@@ -88,7 +96,7 @@ class Deep:
     def memory(self) -> int | None:
         """Bytes in use: of the accelerator where there is one, else of this process."""
         cuda = self._torch.cuda
-        if cuda.is_initialized():
+        if self._cuda and cuda.is_initialized():
             return int(cuda.memory_allocated())
         try:
             if self._statm is None:

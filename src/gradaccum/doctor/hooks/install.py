@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gradaccum.doctor.hooks import backward, modules, optimizers, scaling, writes
+from gradaccum.doctor.hooks import backward, loading, modules, optimizers, scaling, writes
 from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
@@ -30,6 +30,7 @@ def install(recorder: Recorder) -> Callable[[], None]:
         writes.install(recorder, patches)
         scaling.install(recorder, deep, patches)
         modules.install(recorder, patches)
+        loading.install(recorder, patches)
         handles += optimizers.install(recorder, deep, patches)
     except BaseException:
         remove()

@@ -29,8 +29,11 @@ class _Watch:
         """It is over."""
         module, place, begun = note
         train = bool(module.training)
-        kind = type(module).__name__
-        self.recorder.event("mode", place, begun, train, module=kind, train=train)
+        recorder = self.recorder
+        recorder.event(
+            "mode", place, begun, train, module=type(module).__name__, train=train,
+            index=recorder.module(module),
+        )  # fmt: skip
 
     def before_zero(self, module: Any, frame: FrameType) -> Any:
         """`module.zero_grad` begins."""
@@ -46,6 +49,17 @@ class _Watch:
         tensors = (self.recorder.leaves.get(p) for p in module.parameters())
         owned = [leaf for leaf in tensors if leaf is not None]
         self.recorder.clear("module.zero_grad", place, begun, owned)
+
+    def before_parallel(self, module: Any, frame: FrameType) -> Any:
+        """DDP's forward: it decides here whether the backward will synchronise."""
+        recorder = self.recorder
+        recorder.parallel.add(module)
+        recorder.event(
+            "ddp_forward", recorder.find(frame), recorder.now(),
+            sync=bool(module.require_backward_grad_sync), training=bool(module.training),
+            nograd=not recorder.torch.is_grad_enabled(),
+        )  # fmt: skip
+        return None
 
     def before_no_sync(self, module: Any, frame: FrameType) -> Any:
         """`no_sync()`."""
@@ -71,6 +85,8 @@ def install(recorder: Recorder, patches: Patches) -> None:
         patches.put(module, name, touch)
     parallel = torch.nn.parallel.DistributedDataParallel
     no_sync = guarded(recorder, watch.before_no_sync)
+    forward = guarded(recorder, watch.before_parallel)
+    patches.put(parallel, "forward", MethodTouch(vars(parallel)["forward"], forward, None))
     patches.put(parallel, "no_sync", MethodTouch(vars(parallel)["no_sync"], no_sync, None))
     patches.put(module, "__call__", _Called(recorder))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -23,6 +25,8 @@ class _Watch:
         self.recorder = recorder
         self.deep = deep
         self._notes: list[dict[str, Any]] = []
+        self._schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._next_scheduler = 0
 
     # -- made ------------------------------------------------------------------------------------
 
@@ -39,7 +43,10 @@ class _Watch:
         record.at, record.user = place
         self.recorder.own(record, optimizer)
         record.lr = _lr(optimizer)
-        self.recorder.event("optimizer", place, begun, optimizer=record.index)
+        self.recorder.event(
+            "optimizer", place, begun, optimizer=record.index, kind=record.kind,
+            params=self.recorder.indexes(record.leaves),
+        )  # fmt: skip
 
     # -- stepped ---------------------------------------------------------------------------------
 
@@ -58,7 +65,9 @@ class _Watch:
         if recorder.segments.deep and self.deep.possible():
             spent = _clock()
             with self.deep.quiet():
-                note["norm"] = self.deep.norm(record.leaves)
+                norm = note["norm"] = self.deep.norm(record.leaves)
+                note["nonfinite"] = norm is not None and not math.isfinite(norm)
+                note["graph"] = self.deep.recorded(record.leaves)
                 note["values"] = self.deep.sample(record.leaves, gradient=False)
             recorder.segments.spent += _clock() - spent
         note["backwards"] = recorder.backwards
@@ -94,6 +103,7 @@ class _Watch:
             used=groups(record.leaves) if closure else note["used"], idle=note["idle"],
             changed=recorder.indexes(seen.values), lr=record.lr, closure=closure,
             norm=note.get("norm"), change=change, scaler=recorder.scaling,
+            nonfinite=note.get("nonfinite"), graph=note.get("graph"),
         )  # fmt: skip
         if seen.cleared:
             recorder.cleared_inside(seen.cleared, note["place"])
@@ -119,24 +129,76 @@ class _Watch:
         recorder.own(record, optimizer)
         recorder.clear("optimizer.zero_grad", place, begun, record.leaves, optimizer=record.index)
 
-    def before_schedule(self, scheduler: Any, frame: FrameType) -> Any:
-        """A scheduler's step begins; not those that schedulers call themselves."""
-        if frame.f_globals.get("__name__") == "torch.optim.lr_scheduler":
-            return None
-        return scheduler, self.recorder.find(frame), self.recorder.now()
+    def before_save(self, optimizer: Any, frame: FrameType) -> Any:
+        """`state_dict()`."""
+        self._told("save", optimizer, frame)
+        return None
 
-    def after_schedule(self, note: Any) -> None:
-        """A scheduler's step is over."""
+    def before_load(self, optimizer: Any, frame: FrameType) -> Any:
+        """`load_state_dict()`."""
+        self._told("load", optimizer, frame)
+        return None
+
+    def _told(self, kind: str, optimizer: Any, frame: FrameType) -> None:
+        recorder = self.recorder
+        index = recorder.optimizer(optimizer, frame).index
+        recorder.event(kind, recorder.find(frame), recorder.now(), optimizer=index)
+
+    def make_scheduler(self, scheduler: Any, frame: FrameType) -> Any:
+        """A scheduler's constructor begins; not those that schedulers call themselves."""
+        if frame.f_globals.get("__name__") != "torch.optim.lr_scheduler":
+            return scheduler, self.recorder.find(frame), self.recorder.now()
+        if frame.f_locals.get("self") is scheduler and frame.f_code.co_name == "__init__":
+            return scheduler, self.recorder.find(frame), self.recorder.now()
+        return None
+
+    def made_scheduler(self, note: Any) -> None:
+        """A scheduler's constructor is over."""
         scheduler, place, begun = note
+        index, lr = self._optimizer_of(scheduler)
+        total = getattr(scheduler, "total_steps", None)
+        self.recorder.event(
+            "scheduler", place, begun, scheduler=self._scheduler(scheduler), optimizer=index, lr=lr,
+            kind=type(scheduler).__name__, total=total if isinstance(total, int) else None,
+        )  # fmt: skip
+
+    def _scheduler(self, scheduler: Any) -> int:
+        number = self._schedulers.get(scheduler)
+        if number is None:
+            number = self._schedulers[scheduler] = self._next_scheduler
+            self._next_scheduler += 1
+        return number
+
+    def _optimizer_of(self, scheduler: Any) -> tuple[int | None, float | None]:
         optimizer = getattr(scheduler, "optimizer", None)
         if optimizer is None:
             inner = getattr(scheduler, "_schedulers", None) or [None]
             optimizer = getattr(inner[0], "optimizer", None)
-        index = lr = None
-        if optimizer is not None and hasattr(optimizer, "param_groups"):
-            index, lr = self.recorder.optimizer(optimizer).index, _lr(optimizer)
-        kind = type(scheduler).__name__
-        self.recorder.event("schedule", place, begun, kind=kind, optimizer=index, lr=lr)
+        if optimizer is None or not hasattr(optimizer, "param_groups"):
+            return None, None
+        return self.recorder.optimizer(optimizer).index, _lr(optimizer)
+
+    def before_schedule(self, scheduler: Any, frame: FrameType) -> Any:
+        """A scheduler's step begins; not those that schedulers call themselves."""
+        if frame.f_globals.get("__name__") == "torch.optim.lr_scheduler":
+            return None
+        lr = self._optimizer_of(scheduler)[1]
+        return scheduler, lr, _position(scheduler), self.recorder.find(frame), self.recorder.now()
+
+    def after_schedule(self, note: Any) -> None:
+        """A scheduler's step is over."""
+        scheduler, before, position, place, begun = note
+        index, lr = self._optimizer_of(scheduler)
+        self.recorder.event(
+            "schedule", place, begun, kind=type(scheduler).__name__, optimizer=index, lr=lr,
+            lr_before=before, scheduler=self._scheduler(scheduler),
+            failed=position is not None and position == _position(scheduler),
+        )  # fmt: skip
+
+
+def _position(scheduler: Any) -> Any:
+    """What every step moves on, so that one that raised is known."""
+    return getattr(scheduler, "last_epoch", None)
 
 
 def _lr(optimizer: Any) -> float | None:
@@ -154,12 +216,18 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> list[Any]:
     for name, before, after in (
         ("__init__", watch.make, watch.made),
         ("zero_grad", watch.before_zero, watch.after_zero),
+        ("state_dict", watch.before_save, None),
+        ("load_state_dict", watch.before_load, None),
     ):
-        touch = MethodTouch(
-            vars(kind)[name], guarded(recorder, before), guarded_after(recorder, after)
-        )
-        patches.put(kind, name, touch)
+        over = None if after is None else guarded_after(recorder, after)
+        patches.put(kind, name, MethodTouch(vars(kind)[name], guarded(recorder, before), over))
     schedulers = torch.optim.lr_scheduler
+    made = MethodTouch(
+        vars(schedulers.LRScheduler)["__init__"],
+        guarded(recorder, watch.make_scheduler),
+        guarded_after(recorder, watch.made_scheduler),
+    )
+    patches.put(schedulers.LRScheduler, "__init__", made)
     before = guarded(recorder, watch.before_schedule)
     after = guarded_after(recorder, watch.after_schedule)
     for scheduler in list(vars(schedulers).values()):

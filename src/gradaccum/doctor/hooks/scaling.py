@@ -41,6 +41,7 @@ class _Scaler:
         recorder.event(
             "unscale", place, begun, optimizer=index, touched=touched,
             enabled=bool(getattr(scaler, "_enabled", True)),
+            failed=index is None and bool(getattr(scaler, "_enabled", True)),
         )  # fmt: skip
 
     def before_step(self, scaler: Any, frame: FrameType) -> Any:
@@ -60,7 +61,9 @@ class _Scaler:
         index = self._newly(scaler, stages, 2)
         if stepped:
             return
-        recorder.event("scaler_step", place, begun, optimizer=index, stepped=False)
+        recorder.event(
+            "scaler_step", place, begun, optimizer=index, stepped=False, failed=index is None
+        )
         recorder.segments.close()
 
     def before_update(self, scaler: Any, frame: FrameType) -> Any:
@@ -124,12 +127,25 @@ class _Clip:
         for name in ("max_norm", "clip_value"):
             if isinstance(given.get(name), float | int):
                 note["max"] = float(given[name])
-        if isinstance(given.get("grads"), list | tuple):
-            note["given"] = len(given["grads"])
+        if frame.f_code.co_name.startswith("clip_grad"):
+            self._whose(note, given)
         total = given.get("total_norm")
-        if total is not None and self.recorder.segments.deep and self.deep.possible():
-            note["norm"] = self.deep.value(total)
+        if total is not None and self.deep.possible():
+            cheap = total.device.type == "cpu"
+            if cheap or self.recorder.segments.deep:
+                note["norm"] = self.deep.value(total)
         return None
+
+    def _whose(self, note: dict[str, Any], given: dict[str, Any]) -> None:
+        """Whose gradients were handed over: an iterator that is used up hands over none."""
+        parameters, gradients = given.get("parameters"), given.get("grads")
+        if isinstance(gradients, list | tuple):
+            note["given"] = len(gradients)
+        if isinstance(parameters, list | tuple):
+            leaves = [self.recorder.leaves.get(p) for p in parameters]
+            indexes = [leaf.index for leaf in leaves if leaf is not None]
+            note["params"] = indexes
+            note["duplicates"] = len(parameters) - len({id(p) for p in parameters})
 
     def after(self, note: dict[str, Any]) -> None:
         """The clip is over."""

@@ -6,13 +6,13 @@ import sys
 from typing import Any
 
 from gradaccum.doctor.hooks.guard import guarded
-from gradaccum.doctor.touch import Patches
+from gradaccum.doctor.touch import MethodTouch, Patches
 from gradaccum.doctor.trace.recorder import Recorder
 
 __all__ = ["install"]
 
 _HARMLESS = {
-    "requires_grad_", "share_memory_", "detach_", "rename_", "retain_grad_", "is_shared_",
+    "share_memory_", "detach_", "rename_", "retain_grad_", "is_shared_",
 }  # fmt: skip
 _OPERATORS = (
     "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__",
@@ -46,7 +46,11 @@ class _Mutator:
             meant = recorder.leaves.meant(tensor)
             if meant is None and not recorder.places.ours(frame):
                 meant = recorder.leaves.alias(tensor)
-            if meant is not None:
+            if self._name == "requires_grad_":
+                if meant is None and type(tensor) is self._plain[1]:
+                    recorder.leaves.track(tensor)
+                recorder.mark("require", frame, self._name)
+            elif meant is not None:
                 recorder.mark(meant[0], frame, self._name, meant[1])
         except Exception as error:  # noqa: BLE001 - the script must not notice
             recorder.fail(error, "write")
@@ -86,6 +90,20 @@ def _attribute(recorder: Recorder, name: str, kind: str) -> _Attribute:
     return _Attribute(real.__get__, _Set(real.__set__, guarded(recorder, note)), None, real.__doc__)
 
 
+def _hooked(recorder: Recorder, how: str) -> Any:
+    def note(tensor: Any, frame: Any) -> None:
+        meant = recorder.leaves.meant(tensor)
+        plain = (recorder.torch.Tensor, recorder.torch.nn.Parameter)
+        if type(tensor) not in plain or not tensor.requires_grad or tensor.grad_fn is not None:
+            return
+        leaf = meant[1] if meant is not None else recorder.leaves.track(tensor)
+        if leaf is not None and not recorder.places.ours(frame):
+            place = recorder.find(frame)
+            recorder.event("hook", place, recorder.now(), params=[leaf.index], how=how)
+
+    return guarded(recorder, note)
+
+
 def install(recorder: Recorder, patches: Patches) -> None:
     """Listen to methods that write in place, and to `.grad =` and `.data =`."""
     tensor, base = recorder.torch.Tensor, recorder.torch._C.TensorBase
@@ -98,5 +116,9 @@ def install(recorder: Recorder, patches: Patches) -> None:
         original = getattr(tensor, name)
         if hasattr(original, "__get__"):
             patches.put(tensor, name, _Mutator(name, original, recorder))
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        touch = MethodTouch(vars(tensor)[name], _hooked(recorder, name), None)
+        patches.put(tensor, name, touch)
+    patches.put(tensor, "requires_grad", _attribute(recorder, "requires_grad", "require"))
     patches.put(tensor, "grad", _attribute(recorder, "grad", "assign"))
     patches.put(tensor, "data", _attribute(recorder, "data", "data="))

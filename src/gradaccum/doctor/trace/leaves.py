@@ -47,6 +47,9 @@ class Leaves:
         self._by_id: dict[int, Tracked] = {}
         self._by_grad: dict[int, Tracked] = {}
         self._by_pointer: dict[int, tuple[str, Tracked]] | None = None
+        self.watched: list[list[Any]] = []
+        """Weak references to the modules that are told of, and whether each has trained."""
+        self.module_numbers: dict[int, int] = {}
         self.new: list[Tracked] = []
         """Found since the last description was written."""
 
@@ -218,21 +221,28 @@ class Leaves:
         modules = [o for o in gc.get_objects() if module in type(o).__mro__]
         inner = {id(c) for m in modules for c in _parts(m, "_modules") if c is not None}
         told: list[dict[str, Any]] = []
+        before = {id(m): w[1] for w in self.watched if (m := w[0]()) is not None}
+        self.watched, self.module_numbers = [], {}
         for root in modules:
             if id(root) not in inner:
                 self._walk(root, "", told, set())
-        return told[:500]
+        for watched in self.watched:
+            watched[1] = before.get(id(watched[0]()), False)
+        return told
 
     def _walk(self, module: Any, prefix: str, told: list[dict[str, Any]], seen: set[int]) -> None:
         if id(module) in seen:
             return
         seen.add(id(module))
         kind = type(module).__name__
-        if not prefix or "Norm" in kind or "Dropout" in kind:
+        sways = "BatchNorm" in kind or "InstanceNorm" in kind or "Dropout" in kind
+        if (not prefix or sways) and len(told) < 200:
             training = bool(module.__dict__.get("training", True))
             told.append({"kind": kind, "name": prefix.rstrip("."), "training": training})
+            self.module_numbers[id(module)] = len(self.watched)
+            self.watched.append([weakref.ref(module), False])
         for name, parameter in _items(module, "_parameters"):
-            leaf = self.get(parameter) if parameter is not None else None
+            leaf = self.track(parameter) if parameter is not None else None
             if leaf is not None and not leaf.name:
                 leaf.name = prefix + name
         for name, child in _items(module, "_modules"):

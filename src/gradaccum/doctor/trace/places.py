@@ -38,12 +38,12 @@ class Places:
         self._kinds[filename] = kind
         return kind
 
-    def find(self, frame: FrameType | None) -> tuple[int, int]:
+    def find(self, frame: FrameType | None) -> tuple[int, int, int]:
         """Numbers of the innermost line outside torch, and of the innermost in the user's own code.
 
-        Both are -1 where there is none, the second is the first where no file is the user's.
+        The third is the identity of the user's frame. Both numbers are -1 where there is none, the second is the first where no file is the user's.
         """
-        at = -1
+        at, activation = -1, 0
         kinds = self._kinds
         while frame is not None:
             code = frame.f_code
@@ -53,11 +53,11 @@ class Places:
             if kind != HIDDEN:
                 number = self._number(code, frame.f_lineno or code.co_firstlineno)
                 if at < 0:
-                    at = number
+                    at, activation = number, id(frame)
                 if kind == USER:
-                    return at, number
+                    return at, number, id(frame)
             frame = frame.f_back
-        return at, at
+        return at, at, activation
 
     def ours(self, frame: FrameType) -> bool:
         """Whether a frame is in torch's own code, or Python's."""

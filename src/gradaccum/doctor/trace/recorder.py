@@ -22,10 +22,24 @@ __all__ = ["VERSION", "Optimizer", "Recorder"]
 
 VERSION = 1
 _clock = time.perf_counter
-_getpid = os.getpid
 Mark = tuple[str, int, int, str, bool, "Tracked | None"]
 """What is about to be written: kind of target, two places, how, whether autograd records, and the
 leaf where it is known."""
+
+
+class Process:
+    """Which process this is: a fork is another, and its parent's recorder is not its own."""
+
+    number = 0
+
+    @classmethod
+    def forked(cls) -> None:
+        """This is a child now."""
+        cls.number += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Process.forked)  # asking for the pid costs a system call
 
 
 class Optimizer:
@@ -58,22 +72,18 @@ class Recorder:
         self, torch: Any, sink: Sink, head: dict[str, Any], read: Callable[..., object] | None
     ) -> None:
         self.torch = torch
-        self.sink = sink
         self.read = read
-        self.pid = _getpid()
         self.start = _clock()
         own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self.places = Places((os.path.dirname(torch.__file__) + os.sep, own + os.sep))
         self.leaves = Leaves(torch)
-        self.segments = Segments(sink, self.start)
-        self.segments.before_write = self._describe
-        self.segments.after_flush = self.summarise
-        self.totals: Counter[str] = Counter()
         self.optimizers: list[Optimizer] = []
         self._optimizer_by_id: dict[int, Optimizer] = {}
         self.modules: list[dict[str, Any]] = []
-        self.number = 0
-        self.backwards = 0
+        self.parallel: weakref.WeakSet[Any] = weakref.WeakSet()
+        """DistributedDataParallel modules that were called."""
+        self.activation = 0
+        """Identity of the user's frame that was found last."""
         self.active: list[dict[str, Any]] = []
         """Backwards that run now, outermost first."""
         self.stepping: list[Optimizer] = []
@@ -88,16 +98,29 @@ class Recorder:
         """Above 0 while single writes are told by a larger event: a step, a clip, a backward."""
         self.trouble = ""
         self.closed = False
+        self.begin(sink, head)
+
+    def begin(self, sink: Sink, head: dict[str, Any]) -> None:
+        """Begin a trace: at the start, and again in a process that was forked off."""
+        self._process = Process.number
+        self.sink = sink
+        self.segments = Segments(sink, self.start)
+        self.segments.before_write = self._describe
+        self.segments.after_flush = self.summarise
+        self.totals: Counter[str] = Counter()
+        self.number = 0
+        self.backwards = 0
         self._places_told = 0
         self._head: dict[str, Any] | None = {"t": "head", "version": VERSION, **head}
-        self._sets_told: dict[int, tuple[Any, ...]] = {}
+        self.leaves.new = list(self.leaves.all)
+        self.busy.clear()
 
     # -- events ----------------------------------------------------------------------------------
 
     def enter(self) -> bool:
         """Whether events are to be recorded: not in a fork, and not while we look ourselves."""
         thread = _ident()
-        if thread in self.busy or _getpid() != self.pid or self.closed:
+        if thread in self.busy or Process.number != self._process or self.closed:
             return False
         self.busy.add(thread)
         return True
@@ -112,10 +135,29 @@ class Recorder:
 
     def find(self, frame: FrameType | None) -> tuple[int, int]:
         """The numbers of the places that a frame is at."""
-        return self.places.find(frame)
+        at, user, self.activation = self.places.find(frame)
+        return at, user
+
+    def module(self, module: Any) -> int | None:
+        """Its number among the modules that are told of."""
+        return self.leaves.module_numbers.get(id(module))
+
+    def evaluating(self) -> list[int]:
+        """Modules with dropout or statistics that trained once and do not now."""
+        found = []
+        for number, watched in enumerate(self.leaves.watched):
+            module = watched[0]()
+            if module is None:
+                continue
+            training = module.__dict__.get("training", True)
+            if training:
+                watched[1] = True
+            elif watched[1]:
+                found.append(number)
+        return found
 
     def event(
-        self, kind: str, place: tuple[int, int], begun: float, mark: object = None, **data: Any
+        self, kind: str, place: tuple[int, int], begun: float, mark: object = None, /, **data: Any
     ) -> dict[str, Any]:
         """Record an event that is over now."""
         at, user = place
@@ -187,6 +229,21 @@ class Recorder:
             chosen = [m for m in marks if m[0] == "param"]
             how = chosen[-1][3] if chosen else "unknown"
             self._written("param", seen.values, how, self._spot(chosen, place), now)
+        required = [m for m in marks if m[0] == "require"]
+        if required:
+            self._required(self._spot(required, place), now)
+
+    def _required(self, spot: dict[str, Any], now: float) -> None:
+        """Leaves that began or ceased to ask for gradients."""
+        place = spot.pop("place")
+        turned: dict[bool, list[int]] = {}
+        for leaf in self.leaves.live:
+            tensor = leaf.reference()
+            if tensor is not None and tensor.requires_grad != leaf.requires:
+                leaf.requires = bool(tensor.requires_grad)
+                turned.setdefault(leaf.requires, []).append(leaf.index)
+        for requires, indexes in turned.items():
+            self.event("require", place, now, requires, params=indexes, requires_grad=requires)
 
     def _spot(self, marks: list[Mark], place: tuple[int, int]) -> dict[str, Any]:
         if marks:
@@ -311,8 +368,9 @@ class Recorder:
             running += frame.f_code is self.step_code
             frame = frame.f_back
         while len(self.stepping) > running:
-            self.stepping.pop()
+            record = self.stepping.pop()
             self.inside = max(0, self.inside - 1)
+            self.event("step_failed", (-1, -1), self.now(), optimizer=record.index)
 
     def own(self, record: Optimizer, optimizer: Any) -> None:
         """Look up whose parameters these are, if they are not those of the last look."""
@@ -345,7 +403,7 @@ class Recorder:
 
     def finish(self, last: BaseException | None = None) -> None:
         """Write all that is still to be told."""
-        if not self.number or _getpid() != self.pid:
+        if not self.number or Process.number != self._process:
             return
         if self.enter():
             try:

@@ -46,6 +46,7 @@ class Tracked:
         "owners",
         "pointer",
         "reference",
+        "requires",
         "sample",
         "shape",
         "version",
@@ -62,6 +63,7 @@ class Tracked:
         self.name = ""
         self.owners: tuple[int, ...] = ()
         self.version = tensor._version
+        self.requires = bool(tensor.requires_grad)
         self.grad = 0  # id of the gradient that stood there when last looked at; 0 for none
         self.grad_version = 0
         self.pointer = 0
