@@ -119,9 +119,23 @@ def _windows(trace: Trace, weights: Terms) -> tuple[WindowSeen, ...]:
         for group in event.get("used", ())
         for number in group["backwards"]
     }
+    for segment in trace.segments:
+        used.update(_written(segment))
     return tuple(
         _window(segment, weights, lost - used) for segment in trace.segments if segment.events
     )
+
+
+def _written(segment: Segment) -> set[int]:
+    """Backwards that an update outside any optimizer used: those before the write."""
+    seen: list[int] = []
+    used: set[int] = set()
+    for event in segment.events:
+        if event.kind == "backward":
+            seen.append(event.get("b"))
+        elif event.kind == "write" and event.get("target") == "param":
+            used.update(seen)
+    return used
 
 
 def _window(segment: Segment, weights: Terms, lost: set[int]) -> WindowSeen:

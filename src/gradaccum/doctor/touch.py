@@ -8,14 +8,13 @@ while it runs: a descriptor's `__get__`, which hands out the function that is ca
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial, update_wrapper
 from types import FrameType, MethodType
 from typing import Any
 
-__all__ = ["FunctionTouch", "MethodTouch", "Patches", "Then"]
-
-import sys
+__all__ = ["RUNNING", "FunctionTouch", "MethodTouch", "Patches", "Then"]
 
 Before = Callable[[Any, FrameType], Any]
 """Is given the object (or None for a function) and the caller's frame; returns what `after` gets, or
@@ -90,6 +89,10 @@ class MethodTouch:
         if owner is None:
             return self.original
         return MethodType(_MethodCallee(self._touch, owner), owner)
+
+
+RUNNING = (Then.__del__, _Called.__get__, _MethodCallee.__init__, MethodTouch.__get__)
+"""What runs where the script runs."""
 
 
 class Patches:

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from gradaccum.doctor.hooks.deep import Deep
-from gradaccum.doctor.hooks.guard import guarded, guarded_after
+from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
 from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
 
@@ -51,6 +51,8 @@ class _Watch:
         outputs, rest, more = given["t_outputs"], given["args"], given["kwargs"]
         place = recorder.find(frame)
         if not more.get("accumulate_grad", True):
+            if recorder.torch._C._len_torch_dispatch_stack():
+                return None  # a compiler traces
             recorder.event("grad", place, recorder.now(), create=bool(rest[2]))
             return None
         nested = recorder.torch._C._current_graph_task_id() != -1
@@ -192,4 +194,5 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
             engine.note = note
             return engine
 
+    uncompiled(torch, Engine.__del__, Slot.__get__)
     patches.put(variable, "_execution_engine", Slot())

@@ -9,7 +9,23 @@ from typing import Any
 from gradaccum.doctor.touch import After, Before
 from gradaccum.doctor.trace.recorder import Recorder
 
-__all__ = ["guarded", "guarded_after"]
+__all__ = ["guarded", "guarded_after", "uncompiled"]
+
+
+def uncompiled(torch: Any, *functions: Callable[..., Any]) -> None:
+    """Keep `torch.compile` from compiling these functions of ours, in whose regions they run.
+
+    What `torch.compiler.disable` does, without importing the compiler into a script that does not.
+    """
+    frames = torch._C._dynamo.eval_frame
+    for function in functions:
+        if hasattr(frames, "set_code_exec_strategy"):
+            action = frames._FrameAction
+            skip = frames._FrameExecStrategy(action.SKIP, action.SKIP)
+            frames.set_code_exec_strategy(function.__code__, skip)
+        elif hasattr(frames, "skip_code"):  # torch 2.6
+            frames.skip_code(function.__code__)
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def guarded(recorder: Recorder, before: Callable[[Any, FrameType], Any]) -> Before:
@@ -17,8 +33,12 @@ def guarded(recorder: Recorder, before: Callable[[Any, FrameType], Any]) -> Befo
     hidden = recorder.torch._C.DisableTorchFunction
     name = getattr(before, "__qualname__", "before")
 
+    compiler = recorder.torch._C._dynamo.eval_frame.set_eval_frame
+
     def run(owner: Any, frame: FrameType) -> Any:
+        compiling = compiler(None)
         if not recorder.enter():
+            compiler(compiling)
             return None
         try:
             with hidden():
@@ -28,7 +48,9 @@ def guarded(recorder: Recorder, before: Callable[[Any, FrameType], Any]) -> Befo
             return None
         finally:
             recorder.leave()
+            compiler(compiling)
 
+    uncompiled(recorder.torch, run)
     return run
 
 
@@ -37,8 +59,12 @@ def guarded_after(recorder: Recorder, after: Callable[[Any], None]) -> After:
     hidden = recorder.torch._C.DisableTorchFunction
     name = getattr(after, "__qualname__", "after")
 
+    compiler = recorder.torch._C._dynamo.eval_frame.set_eval_frame
+
     def run(note: Any) -> None:
+        compiling = compiler(None)
         if not recorder.enter():
+            compiler(compiling)
             return
         try:
             with hidden():
@@ -47,5 +73,7 @@ def guarded_after(recorder: Recorder, after: Callable[[Any], None]) -> After:
             recorder.fail(error, name)
         finally:
             recorder.leave()
+            compiler(compiling)
 
+    uncompiled(recorder.torch, run)
     return run

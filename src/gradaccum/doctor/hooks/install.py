@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gradaccum.doctor.hooks import backward, loading, modules, optimizers, scaling, writes
+from gradaccum.doctor import touch
 from gradaccum.doctor.hooks.deep import Deep
+from gradaccum.doctor.hooks.guard import uncompiled
 from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
 
@@ -25,6 +27,7 @@ def install(recorder: Recorder) -> Callable[[], None]:
             handle.remove()
         patches.restore()
 
+    uncompiled(recorder.torch, *touch.RUNNING)
     try:
         backward.install(recorder, deep, patches)
         writes.install(recorder, patches)

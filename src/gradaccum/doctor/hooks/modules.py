@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from gradaccum.doctor.hooks.guard import guarded, guarded_after
+from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
 from gradaccum.doctor.touch import MethodTouch, Patches, Then
 from gradaccum.doctor.trace.recorder import Recorder
 
@@ -73,6 +73,7 @@ class _Watch:
 def install(recorder: Recorder, patches: Patches) -> None:
     """Listen to modules."""
     torch = recorder.torch
+    uncompiled(torch, _Called.__get__)
     watch = _Watch(recorder)
     module = torch.nn.Module
     for name, before, after in (

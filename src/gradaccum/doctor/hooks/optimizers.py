@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from gradaccum.doctor.hooks.deep import Deep, distance
-from gradaccum.doctor.hooks.guard import guarded, guarded_after
+from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
 from gradaccum.doctor.touch import MethodTouch, Patches
 from gradaccum.doctor.trace.recorder import Optimizer, Recorder
 from gradaccum.doctor.trace.tracked import groups
@@ -246,6 +246,7 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> list[Any]:
     def post(optimizer: Any, _: Any, __: Any) -> None:
         after_step(optimizer, sys._getframe(1))
 
+    uncompiled(torch, pre, post)
     module = sys.modules["torch.optim.optimizer"]  # torch.optim forgets its name
     return [
         module.register_optimizer_step_pre_hook(pre),

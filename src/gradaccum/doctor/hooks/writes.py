@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from gradaccum.doctor.hooks.guard import guarded
+from gradaccum.doctor.hooks.guard import guarded, uncompiled
 from gradaccum.doctor.touch import MethodTouch, Patches
 from gradaccum.doctor.trace.recorder import Recorder
 
@@ -40,7 +40,10 @@ class _Mutator:
 
     def _note(self, tensor: Any, frame: Any) -> None:
         recorder = self._recorder
+        compiler = recorder.torch._C._dynamo.eval_frame.set_eval_frame
+        compiling = compiler(None)
         if not recorder.enter():
+            compiler(compiling)
             return
         try:
             meant = recorder.leaves.meant(tensor)
@@ -56,6 +59,7 @@ class _Mutator:
             recorder.fail(error, "write")
         finally:
             recorder.leave()
+            compiler(compiling)
 
 
 class _Setter:
@@ -106,6 +110,7 @@ def _hooked(recorder: Recorder, how: str) -> Any:
 
 def install(recorder: Recorder, patches: Patches) -> None:
     """Listen to methods that write in place, and to `.grad =` and `.data =`."""
+    uncompiled(recorder.torch, _Mutator.__get__, _Mutator._note, _Setter.__get__)
     tensor, base = recorder.torch.Tensor, recorder.torch._C.TensorBase
     names = [
         name
