@@ -133,5 +133,6 @@ figure = logged
 """,
         figures=(4.0, 7.5),
         static=False,
+        runtime=False,
     ),
 )
