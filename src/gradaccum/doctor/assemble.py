@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,9 @@ def diagnosis(found: Found, name: str, outcome: Outcome, processes: int) -> Diag
 
 def why_nothing(outcome: Outcome) -> str:
     """Why there is no trace."""
-    if outcome.status != 0:
+    if outcome.status < 0:
+        return f"{signal.Signals(-outcome.status).name} ended the script before it trained."
+    if outcome.status:
         return f"the script ended with exit code {outcome.status} before it trained."
     return "no process imported torch and ran a backward or an optimizer."
 

@@ -71,8 +71,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(argv[:i]), list(argv[i + 1 :])
         if word in ("-m", "-c", "-") or not word.startswith("-"):
             return list(argv[:i]), list(argv[i:])
-        if word.startswith("-m") or word.startswith("-c"):
-            return list(argv[:i]), [word[:2], word[2:], *argv[i + 1 :]]
+        if word.startswith(("-m", "-c")):
+            return list(argv[:i]), list(argv[i:])
         i += 2 if word in _VALUED else 1
     return list(argv), []
 
@@ -82,7 +82,7 @@ def doctor(argv: Sequence[str]) -> int:
     own, script = _split(argv)
     parser = _doctor_parser()
     options = parser.parse_args(own)
-    if not script or (script[0] in ("-m", "-c") and len(script) < 2):
+    if not script or script in (["-m"], ["-c"]):
         raise InputError(
             "doctor-no-script",
             "there is nothing to run.",
