@@ -61,8 +61,8 @@ class Context:
         micros = self.story.micros(window)
         return bool(micros) and gated(line, place_of(micros[-1])) is True
 
-    def are_micros(self, window: Window, line: Place) -> bool:
-        """Whether the passes of an update are known to be micro-batches.
+    def are_micros(self, window: Window, line: Place | None) -> str:
+        """How the passes of an update are known to be micro-batches; empty if they are not.
 
         Several passes over one batch, whose losses are meant to be added, look the same in a
         trace. Micro-batches are passes between which a loader gave data, whose number a condition
@@ -70,12 +70,13 @@ class Context:
         """
         micros = self.story.micros(window)
         first, last = micros[0], micros[-1]
-        fetched = sum(first.n < event.n < last.n for event in window.of("fetch"))
-        if fetched >= len(micros) - 1:
-            return True
+        if sum(first.n < event.n < last.n for event in window.of("fetch")) >= len(micros) - 1:
+            return "fetched"
         place = place_of(last)
-        if gated(line, place) is True or microbatches(place):
-            return True
+        if gated(line, place) is True:
+            return "gated"
+        if microbatches(place):
+            return "fetched"
         for other in self.story.windows:
             if other is window or len(other.fresh) != len(window.fresh):
                 continue
@@ -83,5 +84,5 @@ class Context:
             if events and place_of(events[-1]) == place:
                 terms = self.series(other)
                 if terms and all(close(abs(w) * len(events), 1.0) for w in terms[0].weights):
-                    return True
-        return False
+                    return "divided elsewhere"
+        return ""

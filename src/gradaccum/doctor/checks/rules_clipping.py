@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import lines_that
+from gradaccum.doctor.checks.source import clips, hook_function, lines_that
 from gradaccum.doctor.checks.story import Window, place_of
-from gradaccum.doctor.trace.model import Event
+from gradaccum.doctor.trace.model import Event, Place
 
 __all__ = ["RULES"]
 
@@ -31,7 +31,8 @@ def clipped_each_time(context: Context) -> Iterator[Hit]:
             early = [
                 event
                 for event in _clips(window)
-                if micros and micros[0].n < event.n < micros[-1].n
+                if micros
+                and micros[0].n < event.n < micros[-1].n
                 and set(event.get("touched", ())) & window.params
             ]
             if not early or place_of(early[0]) is None or _refused(window):
@@ -49,8 +50,12 @@ def clipped_each_time(context: Context) -> Iterator[Hit]:
     yield from _clipping_hooks(context)
 
 
-def _open(context: Context):  # type: ignore[no-untyped-def]
-    return [(None, [window]) for window in context.story.open]
+def _open(context: Context) -> list[tuple[Place | None, list[Window]]]:
+    return [
+        (None, [window])
+        for window in context.story.open
+        if all(math.isfinite(e.get("norm") or 0.0) for e in context.story.micros(window))
+    ]
 
 
 def _refused(window: Window) -> bool:
@@ -59,7 +64,8 @@ def _refused(window: Window) -> bool:
 
 def _clipping_hooks(context: Context) -> Iterator[Hit]:
     for event in context.trace.events:
-        if event.kind != "hook" or not event.get("clips"):
+        function = hook_function(place_of(event)) if event.kind == "hook" else None
+        if function is None or event.get("how") != "register_hook" or not clips(function):
             continue
         params = set(event.get("params", ()))
         for window in context.story.windows:
@@ -79,11 +85,11 @@ def clipped_scaled(context: Context) -> Iterator[Hit]:
     for line, windows in context.lines():
         for window in windows:
             scaled = [b for b in window.fresh if context.factor.get(b, 1.0) != 1.0]
-            clips = _clips(window)
+            called = _clips(window)
             micros = context.story.micros(window)
-            if not scaled or not clips or not micros:
+            if not scaled or not called or not micros:
                 continue
-            clip = next((e for e in clips if e.n > micros[-1].n), None)
+            clip = next((e for e in called if e.n > micros[-1].n), None)
             freed = [e for e in window.of("unscale") if micros[-1].n < e.n]
             if clip is None or not freed or freed[0].n < clip.n:
                 continue
@@ -132,7 +138,7 @@ def unscaled_twice(context: Context) -> Iterator[Hit]:
                 last, zeroed = event, False
 
 
-def _update_line(context: Context, event: Event):  # type: ignore[no-untyped-def]
+def _update_line(context: Context, event: Event) -> Event | Place | None:
     done = [e for e in context.trace.events if e.kind == "scaler_update"]
     if done:
         return done[0]
@@ -146,14 +152,14 @@ def updated_at_wrong_times(context: Context) -> Iterator[Hit]:
     stepped: Event | None = None
     for event in context.trace.events:
         if event.kind == "scaler_update":
-            if stepped is None and event.get("error"):
+            if stepped is None and event.get("failed"):
                 yield from hit(
                     "GA404", event, "`scaler.update()` runs although no step has been tried since"
                 )
                 return
             stepped = None
         elif event.kind == "scaler_step" or (event.kind == "step" and event.get("scaler")):
-            refused = event.kind == "scaler_step" and event.get("error")
+            refused = event.kind == "scaler_step" and event.get("failed")
             if refused and stepped is not None:
                 yield from hit(
                     "GA404",
@@ -173,9 +179,7 @@ def scale_moves(context: Context) -> Iterator[Hit]:
             factors = {context.factor.get(b, 1.0) for b in window.fresh}
             micros = context.story.micros(window)
             updates = [
-                e
-                for e in window.of("scaler_update")
-                if micros and micros[0].n < e.n < micros[-1].n
+                e for e in window.of("scaler_update") if micros and micros[0].n < e.n < micros[-1].n
             ]
             if len(factors) > 1 and 1.0 not in factors and updates:
                 yield from hit(
@@ -244,13 +248,15 @@ def past_the_scaler(context: Context) -> Iterator[Hit]:
 
 def used_up(context: Context) -> Iterator[Hit]:
     """GA407."""
-    clips = [e for e in context.trace.events if e.kind == "clip" and e.get("given") is not None]
-    for event in clips:
+    called = [e for e in context.trace.events if e.kind == "clip" and e.get("given") is not None]
+    for event in called:
         if event.get("given") != 0:
             continue
-        same = [e for e in clips if place_of(e) == place_of(event)]
+        same = [e for e in called if place_of(e) == place_of(event)]
         empty = sum(e.get("given") == 0 for e in same)
-        standing = any(e.kind == "backward" and e.get("arrived") for e in context.trace.events if e.n < event.n)
+        standing = any(
+            e.kind == "backward" and e.get("arrived") for e in context.trace.events if e.n < event.n
+        )
         if standing and empty * 2 > len(same) and _is_iterator(event):
             yield from hit(
                 "GA407",
@@ -265,7 +271,22 @@ def _is_iterator(event: Event) -> bool:
     return event.get("iterator", True) is not False
 
 
+def clipped_twice(context: Context) -> Iterator[Hit]:
+    """GA415."""
+    for event in context.trace.events:
+        if event.kind != "clip" or not event.get("duplicates"):
+            continue
+        yield from hit(
+            "GA415",
+            event,
+            "the clip was given the same parameter more than once: its gradient counts that often "
+            "in the norm, and is multiplied that often",
+        )
+        return
+
+
 RULES = (
+    clipped_twice,
     unscaled_twice,
     updated_at_wrong_times,
     past_the_scaler,

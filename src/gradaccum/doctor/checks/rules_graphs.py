@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import lines_that
+from gradaccum.doctor.checks.source import keeps, lines_that
 from gradaccum.doctor.checks.story import Window, place_of
 from gradaccum.doctor.trace.model import Event, Place
 
@@ -56,7 +56,7 @@ def _graph_of_the_gradient(context: Context) -> Iterator[Hit]:
             yield from hit(
                 "GA502",
                 kept[0],
-                "`create_graph=True` makes gradients that keep the graph of their own making alive, "
+                "`create_graph=True` makes gradients that keep the graph they were made by alive, "
                 f"and nothing differentiates them ({plural(context.updates(windows), 'update')})",
                 (line, "the step uses only their values"),
             )
@@ -110,52 +110,58 @@ def _silenced(event: Event) -> Place | None:
 
 
 def synchronised(context: Context) -> Iterator[Hit]:
-    """GA601, GA602: ranks exchange gradients more often, or less, than once an update."""
-    for windows in [*(w for _, w in context.lines()), *([w] for w in context.story.open)]:
-        for window in windows:
-            micros = context.story.micros(window)
-            sent = [_sends(window, event) for event in micros]
-            if not micros or None in sent:
-                continue
-            if len(micros) >= 2 and all(sent):
-                entered = window.of("no_sync")
-                if entered:
-                    yield from hit(
-                        "GA602",
-                        next((m for m in micros if m.n > entered[0].n), micros[0]),
-                        f"`no_sync()` was entered only after the forward, where DDP decides: "
-                        f"gradients are sent {len(micros)} times an update",
-                        (entered[0], "entered here"),
-                    )
-                else:
-                    yield from hit(
-                        "GA601",
-                        micros[0],
-                        f"gradients are sent {len(micros)} times an update instead of once",
-                        (window.line, "the step"),
-                    )
-                return
-            if any(sent) and not sent[-1]:
-                entered = window.of("no_sync")
+    """GA601: ranks exchange gradients more often than once an update, or not at its end."""
+    for window in [*context.story.windows, *context.story.open]:
+        micros = context.story.micros(window)
+        sent = [_sends(window, event) for event in micros]
+        if len(micros) < 2 or None in sent:
+            continue
+        if all(sent) and len({place_of(event) for event in micros}) == 1:
+            if not any(_too_late(window, event) for event in micros):
                 yield from hit(
                     "GA601",
-                    entered[-1] if entered else micros[-1],
-                    "the last backward of the window runs under `no_sync()`: what came after the "
-                    "last exchange stays on its rank, and ranks step apart",
-                    (micros[-1], "this gradient is not sent"),
-                    severity="error",
+                    micros[0],
+                    f"gradients are sent {len(micros)} times an update instead of once",
+                    (window.line, "the step"),
                 )
                 return
+        if any(sent) and not sent[-1]:
+            entered = window.of("no_sync")
+            yield from hit(
+                "GA601",
+                entered[-1] if entered else micros[-1],
+                "the last backward of the window runs under `no_sync()`: what came after the "
+                "last exchange stays on its rank, and ranks step apart",
+                (micros[-1], "this gradient is not sent"),
+                severity="error",
+            )
+            return
+
+
+def entered_late(context: Context) -> Iterator[Hit]:
+    """GA602."""
+    for window in [*context.story.windows, *context.story.open]:
+        late = [e for e in context.story.micros(window) if _too_late(window, e)]
+        if late:
+            entered = [e for e in window.of("no_sync") if e.n < late[0].n]
+            yield from hit(
+                "GA602",
+                late[0],
+                f"this backward runs under `no_sync()`, its forward did not, and DDP decides in "
+                f"the forward: {plural(len(late), 'gradient')} of the window are sent all the same",
+                (entered[-1] if entered else None, "entered only here"),
+            )
+            return
+
+
+def _too_late(window: Window, backward: Event) -> bool:
+    return _sends(window, backward) is True and False in (backward.get("sync") or ())
 
 
 def _sends(window: Window, backward: Event) -> bool | None:
     """Whether a backward's gradients are exchanged; DDP decides in the forward."""
-    forwards = [
-        e for e in window.of("forward") if e.get("sync") is not None and e.n < backward.n
-    ]
-    if forwards:
-        return bool(forwards[-1].get("sync"))
-    return None
+    forwards = [e for e in window.of("ddp_forward") if not e.get("nograd") and e.n < backward.n]
+    return bool(forwards[-1].get("sync")) if forwards else None
 
 
 def batchnorm(context: Context) -> Iterator[Hit]:
@@ -199,41 +205,28 @@ def coupled(context: Context) -> Iterator[Hit]:
 
 def left_in_eval(context: Context) -> Iterator[Hit]:
     """GA703."""
-    modes = [e for e in context.trace.events if e.kind == "mode"]
-    backs = [e for e in context.trace.events if e.kind == "forward" and not e.get("nograd")]
-    sensitive = [
-        m for m in context.trace.modules
-        if "BatchNorm" in str(m.get("kind")) or "Dropout" in str(m.get("kind"))
-    ]  # fmt: skip
-    if not sensitive:
-        return
+    modes = [e for e in context.trace.events if e.kind == "mode" and not e.get("train")]
     for mode in modes:
-        kind = mode.get("module")
-        if mode.get("train"):
+        index = mode.get("index")
+        if index is None:
             continue
-        later = [e for e in modes if e.n > mode.n and e.get("module") == kind]
-        end = later[0].n if later else 1 << 62
-        earlier = [e for e in backs if e.n < mode.n and e.get("module") == kind]
-        after = [e for e in backs if mode.n < e.n < end and e.get("module") == kind]
-        trained = [e for e in after if _trains(context, e)]
-        if any(e.get("training") and _trains(context, e) for e in earlier) and len(trained) >= 2:
-            if all(e.get("training") is False for e in trained):
-                yield from hit(
-                    "GA703",
-                    mode,
-                    f"from here on the model trains in eval mode: {len(trained)} of the forwards "
-                    "that were looked at, with dropout off and BatchNorm's statistics frozen",
-                    (trained[0], "a training forward in eval mode"),
-                )
-                return
-
-
-def _trains(context: Context, forward: Event) -> bool:
-    """Whether the next event that matters is a backward."""
-    for event in context.trace.events:
-        if event.n > forward.n and event.kind in ("backward", "forward", "mode", "step"):
-            return event.kind == "backward"
-    return False
+        back = [
+            e
+            for e in context.trace.events
+            if e.kind == "mode" and e.n > mode.n and e.get("train") and e.get("index") == index
+        ]
+        end = back[0].n if back else 1 << 62
+        later = [e for e in context.trace.events if e.kind == "backward" and mode.n < e.n < end]
+        inside = [e for e in later if index in e.get("eval", ())]
+        if len(inside) >= 2:
+            yield from hit(
+                "GA703",
+                mode,
+                f"from here on the model trains in eval mode, with dropout off and BatchNorm's "
+                f"statistics frozen: {len(inside)} backwards in what was looked at",
+                (inside[0], "a backward through the model in eval mode"),
+            )
+            return
 
 
 def narrow_sums(context: Context) -> Iterator[Hit]:
@@ -256,9 +249,33 @@ def narrow_sums(context: Context) -> Iterator[Hit]:
             return
 
 
+def keeps_graphs(context: Context) -> Iterator[Hit]:
+    """GA501."""
+    backwards = [e for e in context.trace.events if e.kind == "backward" and "kept" in e.data]
+    for number, event in enumerate(backwards):
+        kept = event.get("kept")
+        same = [e for e in backwards[: number + 1] if place_of(e) == place_of(event)]
+        if kept < 3 or kept < min(len(same) - 1, 60) or len(same) < 4:
+            continue
+        used = {id(w) for w in context.story.windows if set(w.fresh) & {e.get("b") for e in same}}
+        cleared = {w.order for w in context.story.open if set(w.fresh) & {e.get("b") for e in same}}
+        if len(used) + len(cleared) < 3:
+            continue  # losses of one window, kept until its end
+        where = keeps(place_of(event))
+        yield from hit(
+            "GA501",
+            where or event,
+            f"the graphs of all of the last {kept} losses are still alive: something keeps them",
+            (event, "the backward of such a loss"),
+        )
+        return
+
+
 RULES = (
+    keeps_graphs,
     no_graph,
     counted_again,
+    entered_late,
     synchronised,
     batchnorm,
     coupled,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import gate_counts, microbatches
+from gradaccum.doctor.checks.source import divided_late, gate_counts
 from gradaccum.doctor.checks.story import Window, inside, place_of, usual
 from gradaccum.doctor.checks.weights import Series, close
+from gradaccum.doctor.trace.model import Event, Place
 
 __all__ = ["RULES"]
 
@@ -40,39 +42,65 @@ def not_divided(context: Context) -> Iterator[Hit]:
             if len(window.fresh) == usual(windows) >= 2 and _one_line(context, window)
         ]
         for window, terms in alike:
-            count = len(window.fresh)
-            last = context.story.micros(window)[-1]
-            whole = [one for one in terms if one.known and _undivided(one)]
-            if len(whole) == len(terms) == 1 and context.are_micros(window, line):
-                yield from hit(
-                    "GA201",
-                    last,
-                    f"each of the {count} micro-batches of an update weighs 1, not 1/{count}: "
-                    f"the update is {count} times the mean"
-                    f" ({plural(context.updates(windows), 'update')})",
-                    (line, f"one update for all {count} micro-batches"),
-                )
+            late = divided_late(place_of(context.story.micros(window)[-1]))
+            why = "divided late" if late else context.are_micros(window, line)
+            whole = [one for one in terms if one.known and _undivided(one, why)]
+            if why and len(whole) == len(terms) == 1:
+                yield from _whole(context, line, windows, window, late)
                 context.wrong.append(window)
                 break
-            beside = _beside(terms, count)
-            if beside is not None:
-                right, other = beside
-                yield from hit(
-                    "GA201",
-                    last,
-                    f"one term of the loss is divided by the {count} micro-batches, another is "
-                    f"not: `{other.terms[0].name}` weighs {_figure(other.weights[0])} in each and "
-                    f"{_figure(other.total)} in the update, `{right.terms[0].name}` "
-                    f"{_figure(right.weights[0])} and {_figure(right.total)}",
-                    (line, f"one update for {count} micro-batches"),
-                )
+            if beside := _beside(terms, len(window.fresh)):
+                yield from _partly(context, window, *beside)
+                break
+    for window in context.story.open:
+        terms = context.series(window)
+        if len(window.fresh) >= 2 and window.whole and terms and _one_line(context, window):
+            if beside := _beside(terms, len(window.fresh)):
+                yield from _partly(context, window, *beside)
                 break
 
 
-def _undivided(one: Series) -> bool:
+def _whole(
+    context: Context, line: Place, windows: list[Window], window: Window, late: Place | None
+) -> list[Hit]:
+    count = len(window.fresh)
+    last = context.story.micros(window)[-1]
+    message = (
+        f"each of the {count} micro-batches of an update weighs 1, not 1/{count}: "
+        f"the update is {count} times the mean ({plural(context.updates(windows), 'update')})"
+    )
+    if late is not None:
+        message += "; the loss is divided only after its backward has run"
+    return hit(
+        "GA201",
+        late or last,
+        message,
+        (last, "backward of the undivided loss"),
+        (line, f"one update for all {count} micro-batches"),
+    )
+
+
+def _partly(context: Context, window: Window, right: Series, other: Series) -> list[Hit]:
+    count = len(window.fresh)
+    return hit(
+        "GA201",
+        context.story.micros(window)[-1],
+        f"over the {count} micro-batches one term of the loss adds up to its mean, another is not "
+        f"divided: `{other.terms[0].name}` weighs {_figure(other.weights[0])} in each and "
+        f"{_figure(other.total)} in all, `{right.terms[0].name}` {_figure(right.weights[0])} and "
+        f"{_figure(right.total)}",
+        (window.line, f"one update for {count} micro-batches"),
+    )
+
+
+def _undivided(one: Series, why: str) -> bool:
     """A mean, or a sum over its own count, that no factor scales."""
-    return all(close(abs(weight), 1.0) for weight in one.weights) and (
-        one.terms[0].reduction == "mean" or one.terms[0].masked
+    mean = one.terms[0].reduction == "mean" or one.terms[0].masked
+    mean = mean or why == "divided elsewhere"
+    return (
+        mean
+        and all(close(abs(weight), one.weights[0]) for weight in one.weights)
+        and (close(abs(one.weights[0]), 1.0) or why == "divided elsewhere")
     )
 
 
@@ -199,70 +227,62 @@ def wrong_length(context: Context) -> Iterator[Hit]:
         if all(length == every for length in lengths):
             continue
         micro = context.story.micros(told[0][0])[-1]
-        evidence = (micro, f"the loss is divided by {every}")
-        yield from _judge(context, line, windows, lengths, every, evidence, told[0][0])
+        yield from _judge(context, windows, _Lengths(line, lengths, every, micro, told[0][0]))
 
 
-def _judge(context, line, windows, lengths, every, evidence, first):  # type: ignore[no-untyped-def]
-    short = [length for length in lengths if length < every]
-    long = [length for length in lengths if length > every]
-    shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
-    if windows[0].step is not None and any(inside(w.step, context.story) for w in windows if w.step):
-        yield from hit(
-            "GA102",
-            line,
-            f"the optimizer steps inside every backward, so nothing accumulates: updates of "
-            f"{shown} micro-batches, while the loss is divided by {every}",
-            evidence,
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """Windows of one update line beside the number that their loss is divided by."""
+
+    line: Place
+    sizes: list[int]
+    every: int
+    micro: Event
+    first: Window
+
+    @property
+    def shown(self) -> str:
+        """The sizes, as far as they are worth reading."""
+        return ", ".join(map(str, self.sizes[:8])) + (", ..." if len(self.sizes) > 8 else "")
+
+    def hit(self, code: str, rest: str) -> list[Hit]:
+        """A finding at the update."""
+        message = (
+            f"updates hold {self.shown} micro-batches while the loss is divided by "
+            f"{self.every}{rest}"
         )
-        return
-    full = lengths.count(every)
-    if long and (full or not short):
-        yield from hit(
+        return hit(code, self.line, message, (self.micro, f"the loss is divided by {self.every}"))
+
+
+def _judge(context: Context, windows: list[Window], seen: _Lengths) -> list[Hit]:
+    sizes, every = seen.sizes, seen.every
+    full, longest = sizes.count(every), max(sizes)
+    short = [size for size in sizes if size < every]
+    if any(window.step is not None and inside(window.step, context.story) for window in windows):
+        return seen.hit(
+            "GA102", ": the optimizer steps inside every backward, so nothing accumulates"
+        )
+    if longest > every and (full or not short):
+        context.settled.add(seen.line)
+        return seen.hit(
             "GA302",
-            line,
-            f"updates hold {shown} micro-batches while the loss is divided by {every}: what an "
-            "epoch leaves over is added to the next epoch's first window, which is "
-            f"{max(long) / every:.3g} times the mean",
-            evidence,
+            ": what an epoch leaves over is added to the next epoch's first window, which is "
+            f"{longest / every:.3g} times the mean",
         )
-        context.settled.add(line)
-    elif lengths[0] < every and full >= 1 and full >= len(lengths) - lengths.count(lengths[0]):
-        if len(lengths) > 1:
-            yield from hit(
-                "GA303",
-                line,
-                f"updates hold {shown} micro-batches while the loss is divided by {every}: the "
-                f"first is {lengths[0]}/{every} of the mean",
-                evidence,
-            )
-            context.settled.add(line)
-    elif short and full and not long:
-        yield from hit(
-            "GA204",
-            line,
-            f"the last, short window of {short[0]} is divided by {every}: its update is "
-            f"{short[0]}/{every} of the mean"
-            f" ({plural(len(short), 'update')} of {len(lengths)} that were looked at)",
-            evidence,
+    if short and full and sizes[0] < every and full + sizes.count(sizes[0]) >= len(sizes):
+        context.settled.add(seen.line)
+        return seen.hit("GA303", f": the first is {sizes[0]}/{every} of the mean")
+    if short and full and longest == every:
+        times = plural(len(short), "update")
+        return seen.hit(
+            "GA204", f": the last, short one is {short[0]}/{every} of the mean ({times})"
         )
-        context.settled.add(line)
-    elif short and len(lengths) > 1 and max(lengths) >= 1 and context.gated(first, line):
-        yield from hit(
-            "GA303",
-            line,
-            f"updates hold {shown} micro-batches while the loss is divided by {every}",
-            evidence,
-        )
-        context.settled.add(line)
-    elif len(lengths) == 1 and lengths[0] >= 2:
-        yield from hit(
-            "GA204",
-            line,
-            f"the window of {lengths[0]} micro-batches is divided by {every}: the update is "
-            f"{lengths[0]}/{every} of the mean",
-            evidence,
-        )
+    if short and len(sizes) > 1 and context.gated(seen.first, seen.line):
+        context.settled.add(seen.line)
+        return seen.hit("GA303", "")
+    if len(sizes) == 1 and sizes[0] >= 2 and short:
+        return seen.hit("GA204", f": the update is {sizes[0]}/{every} of the mean")
+    return []
 
 
 def irregular(context: Context) -> Iterator[Hit]:
@@ -285,5 +305,4 @@ def irregular(context: Context) -> Iterator[Hit]:
         )
 
 
-__all__ += ["microbatches"]
 RULES = (divided_twice, not_divided, mean_of_means, undefined_mean, wrong_length, irregular)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
 from gradaccum.doctor.checks.source import overwrites, same_loop
-from gradaccum.doctor.checks.story import Window, place_of, usual
+from gradaccum.doctor.checks.story import END, Window, place_of, usual
 from gradaccum.doctor.trace.model import Event
 
 __all__ = ["RULES"]
@@ -23,7 +23,7 @@ def never_zeroed(context: Context) -> Iterator[Hit]:
         if not again or any(context.handled(window) for window in windows):
             continue
         if len(again) < len(windows) - 1:
-            again = _after_the_first(context, windows)
+            again = _after_the_first(windows)
             if not again:
                 continue
         first = again[0]
@@ -41,7 +41,7 @@ def never_zeroed(context: Context) -> Iterator[Hit]:
         context.faulty.add(number)
 
 
-def _after_the_first(context: Context, windows: list[Window]) -> list[Window]:
+def _after_the_first(windows: list[Window]) -> list[Window]:
     """Runs of updates in which nothing is cleared, though something once was."""
     again = [window for window in windows if window.stale and window.fresh]
     return again if len(again) * 2 >= len(windows) and len(again) >= 2 else []
@@ -74,9 +74,12 @@ def nothing_accumulates(context: Context) -> Iterator[Hit]:
         if not bad or not bad[0].fresh:
             continue
         event, lost = _wipes(context, bad[0])[0]
-        last = context.story.backwards.get(lost[-1])
+        last = context.story.backwards[lost[-1]]
         wiped = sum(len(numbers) for _, numbers in _wipes(context, bad[0]))
-        if len(bad) * 3 >= len(windows) * 2 and same_loop(place_of(event), place_of(last)) is not False:
+        if (
+            len(bad) * 3 >= len(windows) * 2
+            and same_loop(place_of(event), place_of(last)) is not False
+        ):
             of = wiped + len(bad[0].fresh)
             yield from hit(
                 "GA102",
@@ -88,7 +91,9 @@ def nothing_accumulates(context: Context) -> Iterator[Hit]:
             )
             context.faulty.add(windows[0].optimizer)
             context.settled.add(line)
-        elif usual(windows) >= 2 and all(len(numbers) < usual(windows) for _, numbers in bad[0].wasted):
+        elif usual(windows) >= 2 and all(
+            len(numbers) < usual(windows) for _, numbers in bad[0].wasted
+        ):
             yield from hit(
                 "GA302",
                 line,
@@ -139,7 +144,9 @@ def overwritten(context: Context) -> Iterator[Hit]:
             ]
             if len(made) < 2 or not sets or len({place_of(e) for e in made}) != 1:
                 continue
-            if same_loop(place_of(sets[0]), line) or not _within(place_of(sets[0]), place_of(made[0])):
+            if same_loop(place_of(sets[0]), line) or not _within(
+                place_of(sets[0]), place_of(made[0])
+            ):
                 continue
             yield from hit(
                 "GA102",
@@ -205,7 +212,12 @@ def stale_at_first(context: Context) -> Iterator[Hit]:
         }
         micros = context.story.micros(first)
         strange = [event for event in micros if place_of(event) not in ordinary]
-        if strange and len(strange) < len(micros) and micros[: len(strange)] == strange and ordinary:
+        if (
+            strange
+            and len(strange) < len(micros)
+            and micros[: len(strange)] == strange
+            and ordinary
+        ):
             yield from hit(
                 "GA104",
                 strange[-1],
@@ -258,8 +270,14 @@ def another_loss(context: Context) -> Iterator[Hit]:
 def poisoned(context: Context) -> Iterator[Hit]:
     """GA104: gradients that are not numbers, and are never cleared."""
     for window in context.story.open:
+        if window.order != END:
+            continue
         micros = context.story.micros(window)
-        bad = [e for e in micros if isinstance(e.get("norm"), float) and not math.isfinite(e.get("norm"))]
+        bad = [
+            e
+            for e in micros
+            if isinstance(e.get("norm"), float) and not math.isfinite(e.get("norm"))
+        ]
         if len(bad) < 2 or bad != micros[-len(bad) :]:
             continue
         later = [e.get("loss") for e in bad[1:]]
@@ -284,10 +302,14 @@ def grows_unowned(context: Context) -> Iterator[Hit]:
     if not stepped and not hands:
         return
     changed = {p.index for p in trace.params if p.changes}
+    clips = [e for e in trace.events if e.kind == "clip"]
+    clipped = {p for e in clips for p in (*e.get("params", ()), *e.get("touched", ()))}
+    # A layer that nobody trains and nothing measures costs time and no more.
     grown = [
         p
         for p in trace.params
-        if not p.owners
+        if not {o.index for o in stepped} & set(p.owners)
+        and (not p.is_parameter or p.index in clipped)
         and p.index not in changed
         and p.arrivals >= 2
         and p.held == p.arrivals
@@ -298,22 +320,51 @@ def grows_unowned(context: Context) -> Iterator[Hit]:
         return
     zeros = [e for e in trace.events if e.kind == "zero" and e.get("via") != "step"]
     params = {p.index for p in grown}
-    arrived = [e for e in trace.events if e.kind == "backward" and params & set(e.get("arrived", ()))]
-    clips = [e for e in trace.events if e.kind == "clip" and params & set(e.get("touched", ()))]
+    arrived = [
+        e for e in trace.events if e.kind == "backward" and params & set(e.get("arrived", ()))
+    ]
+    clips = [e for e in clips if params & {*e.get("params", ()), *e.get("touched", ())}]
     names = ", ".join(f"`{p.name or p.shape}`" for p in grown[:3])
     names += f" and {len(grown) - 3} more" if len(grown) > 3 else ""
     where = zeros[0] if zeros else arrived[-1]
     yield from hit(
         "GA105",
         where,
-        f"{names} asked for a gradient, belong to no optimizer and are never cleared: "
-        f"{plural(grown[0].arrivals, 'gradient')} had been added up at the end",
+        f"{names} asked for a gradient that no optimizer owns and nothing clears: "
+        f"{plural(grown[0].arrivals, 'backward')} had been added up in it at the end",
         (clips[0] if clips else None, "the clip measures them too"),
         (arrived[-1] if arrived else None, "each backward adds to them"),
     )
 
 
+def never_used(context: Context) -> Iterator[Hit]:
+    """GA101: gradients that are neither cleared nor used by anything."""
+    trace = context.trace
+    if trace.optimizers or not trace.complete or trace.error or context.story.windows:
+        return
+    others = ("write", "ddp_forward", "clip", "grad")
+    if any(p.changes or p.zeroed for p in trace.params) or any(map(trace.totals.get, others)):
+        return
+    for window in context.story.open:
+        micros = context.story.micros(window)
+        params = [p for p in trace.params if p.index in window.params and p.is_parameter]
+        if window.order != END or len(micros) < 3 or not params:
+            continue
+        terms = context.series(window)
+        whole = terms and all(abs(w) == 1.0 for one in terms for w in one.weights)
+        if whole and len({place_of(e) for e in micros}) == 1:
+            yield from hit(
+                "GA101",
+                micros[0],
+                f"{plural(len(window.fresh), 'backward')} have added their gradients to "
+                f"{plural(len(params), 'parameter')}: nothing clears them and no step uses them",
+                severity="warning",
+            )
+            return
+
+
 RULES = (
+    never_used,
     cleared_too_early,
     nothing_accumulates,
     overwritten,

@@ -9,7 +9,11 @@ from dataclasses import dataclass, field
 from gradaccum.doctor.reading import Reading, Term
 from gradaccum.doctor.trace.model import Event, Place, Trace
 
-__all__ = ["Group", "Story", "Window", "inside", "place_of", "tell", "usual"]
+__all__ = ["END", "Group", "Story", "Window", "inside", "place_of", "tell", "usual"]
+
+
+END = 1 << 60
+"""Order of what stood at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +192,9 @@ class _Teller:
         for param in event.get("cleared", ()):
             self.holding.pop(param, None)
         lost = [_group(raw) for raw in event.get("lost", ())]
-        new = [g for g in lost if not any(b in self.story.used for b in g.backwards)]
-        if new:
-            window = Window(None, None, self.since.get(None, [])[:], None not in self.broken)
-            window.used = new
-            window.fresh = sorted({b for group in new for b in group.backwards})
-            window.order = event.n
-            self.story.open.append(window)
+        for group in _largest(lost):
+            if not any(b in self.story.used for b in group.backwards):
+                self.unused(group, event.n)
 
     def stepped(self, event: Event) -> None:
         optimizer = event.get("optimizer")
@@ -230,36 +230,41 @@ class _Teller:
             if param.held:
                 found.setdefault(param.backwards, set()).add(param.index)
         groups = [Group(frozenset(p), held, len(held)) for held, p in found.items()]
-        new = [
-            group
-            for group in groups
-            if any(b not in self.story.used for b in group.backwards)
-        ]
-        if not new:
-            return
+        for group in _largest(groups):
+            if any(b not in self.story.used for b in group.backwards):
+                self.unused(group, END)
+
+    def unused(self, group: Group, order: int) -> None:
+        """Gradients that no update has used."""
         window = Window(None, None, self.since.get(None, [])[:], None not in self.broken)
-        window.used = new
-        numbers = sorted({b for group in new for b in group.backwards})
-        window.fresh = [b for b in numbers if b not in self.story.used]
-        window.stale = [b for b in numbers if b in self.story.used]
-        window.order = 1 << 60
+        window.used = [group]
+        window.fresh = [b for b in group.backwards if b not in self.story.used]
+        window.stale = [b for b in group.backwards if b in self.story.used]
+        window.order = order
         self.story.open.append(window)
+
+
+def _largest(groups: list[Group]) -> list[Group]:
+    """Those whose backwards are not all among another's."""
+    kept: list[Group] = []
+    for group in sorted(groups, key=lambda one: -len(one.backwards)):
+        if not any(set(group.backwards) <= set(other.backwards) for other in kept):
+            kept.append(group)
+    return kept
 
 
 _SCALES = {"mul", "div", "truediv", "clamp", "clip", "renorm", "copy", "zero", "fill", "round"}
 
 
 def _adds(event: Event) -> bool:
-    """Whether a write can have used a gradient, and is no projection, decay or loading of values."""
+    """Whether a write can have used a gradient: is no projection, decay or loading of values."""
     how = str(event.get("how", "")).removeprefix("data.").strip("_").removeprefix("i")
     return how.partition("_")[0] not in _SCALES
 
 
 def inside(event: Event, story: Story) -> bool:
     """Whether something happened while a backward ran: in a hook."""
-    return any(
-        backward.start < event.start < backward.end for backward in story.backwards.values()
-    )
+    return any(backward.start < event.start < backward.end for backward in story.backwards.values())
 
 
 def _group(raw: dict[str, object]) -> Group:

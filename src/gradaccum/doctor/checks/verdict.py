@@ -34,11 +34,24 @@ def _did(context: Context) -> str:
         return "No backward and no step was seen."
     if not steps and hands:
         count = _hand_updates(context, hands)
-        return f"{_updates(count, hands)}, made outside any optimizer{_through(hands)}."
+        made = f"made outside any optimizer{_through(hands)}"
+        return f"{_updates(count, hands)}{_cleared(context)}; {made}."
     if not steps:
-        return f"{plural(backwards, 'backward')} and no update: gradients were made and never used."
+        clears = "cleared and " if trace.totals.get("zero") else "never cleared and "
+        return f"{plural(backwards, 'backward')} and no update: gradients were {clears}never used."
     own = [window for window in story.windows if window.optimizer is not None]
-    return f"{_updates(steps, own)}{_weights(context, own)}."
+    if not any(window.used for window in own) and not backwards:
+        return f"{plural(steps, 'step')}, none with a gradient: no backward made any."
+    return f"{_updates(steps, own)}{_cleared(context)}{_weights(context, own)}."
+
+
+def _cleared(context: Context) -> str:
+    """Whether gradients were cleared once an update."""
+    windows = [window for window in context.story.windows if window.whole]
+    if len(windows) < 2 or any(len(window.fresh) != 1 for window in windows):
+        return ""
+    zeros = sum(any(event.get("lost") for event in w.of("zero")) for w in windows)
+    return "; gradients were zeroed in each" if zeros >= len(windows) - 1 else ""
 
 
 def _hand_updates(context: Context, hands: list[Window]) -> int:
@@ -52,7 +65,7 @@ def _through(hands: list[Window]) -> str:
     place = step.user or step.at
     where = "" if place is None else f" (line {place.line})"
     data = str(step.get("how", "")).startswith("data.")
-    return where + (", through `.data`, which changes nothing in what is computed" if data else "")
+    return where + (", through `.data`, which is not wrong in what it computes" if data else "")
 
 
 def _updates(count: int, windows: list[Window]) -> str:

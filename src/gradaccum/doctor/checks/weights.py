@@ -11,7 +11,7 @@ from gradaccum.doctor.reading import Term
 from gradaccum.doctor.trace.model import Event
 from gradaccum.records.diagnosis import TermSeen
 
-__all__ = ["Series", "chart", "close", "handled", "series", "scales"]
+__all__ = ["Series", "chart", "close", "handled", "scales", "series"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Series:
 
 
 def close(first: float, second: float) -> bool:
-    """Whether two weights are the same but for rounding in the loss's own dtype, down to bfloat16."""
+    """Whether two weights are the same but for rounding, in bfloat16 at worst."""
     return abs(first - second) <= 4e-3 * abs(second)
 
 
