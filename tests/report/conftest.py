@@ -57,6 +57,7 @@ def show(browser, tmp_path):
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, **options
         )
+        context.set_default_timeout(5000)  # milliseconds; nothing here waits for a host
         contexts.append(context)
         return Opened(context.new_page(), file)
 

@@ -69,6 +69,7 @@ def html(diagnosis: Diagnosis) -> str:
         totals=list(shown.totals.items()),
         optimizers=shown.optimizers,
         parameters=[(item, _trouble(item) < _FINE) for item in shown.parameters],
+        has_change=any(item.change is not None for item in shown.parameters),
         parameters_left=len(diagnosis.parameters) - len(shown.parameters),
         figures=Markup(embedded(figures(shown, short))),
         style=style,
@@ -196,7 +197,8 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str, str, str]]:
     if found.all:
         said = f"{number(found.unknown)} could not be told" if found.unknown else "in what was seen"
         share = f"{number(found.right)} / {number(found.right + found.off)}"
-        tiles.append((share, "weights as they should be", said, "error" if found.off else ""))
+        wrong = bool(found.off) and _state(diagnosis) in ("error", "warning")
+        tiles.append((share, "weights as they should be", said, "error" if wrong else ""))
     if found.lost:
         tiles.append((number(found.lost), "gradients lost", "no step used them", "error"))
     if diagnosis.parameters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gradaccum.records import Finding
+from gradaccum.records import Evidence, Finding
 from gradaccum.report.amounts import plural
 from gradaccum.report.visible import one_line, visible
 
@@ -34,18 +34,20 @@ def one(finding: Finding, excerpt: Excerpt, colour: bool) -> str:
         start = max(indent, min(finding.column - 1, len(shown) - 1))
         lines.append(f"       | {' ' * start}{'^' * max(1, len(shown.rstrip()) - start)}")
     for item in finding.evidence:
-        lines.extend(_evidence(item.path, item.line, one_line(item.what), finding.path, excerpt))
+        lines.extend(_evidence(item, finding, excerpt))
     if finding.mend:
         lines.append(f"       = mend: {one_line(finding.mend)}")
     return "\n".join([*lines, ""])
 
 
-def _evidence(path: str, line: int, what: str, here: str, excerpt: Excerpt) -> list[str]:
-    there = _clean(excerpt(path, line))
-    if path != here or not there.strip():
-        where = f"       = {one_line(path)}:{line}: {what}" if path else f"       = {what}"
-        return [where, f"{line:>6} | {there}"] if there.strip() else [where]
-    return [f"{line:>6} | {there}   <- {what}"]
+def _evidence(item: Evidence, finding: Finding, excerpt: Excerpt) -> list[str]:
+    what, there = one_line(item.what), _clean(excerpt(item.path, item.line))
+    if not item.path or (item.path, item.line) == (finding.path, finding.line):
+        return [f"       = {what}"]
+    if item.path == finding.path and there.strip():
+        return [f"{item.line:>6} | {there}   <- {what}"]
+    where = f"       = {one_line(item.path)}:{item.line}: {what}"
+    return [where, f"{item.line:>6} | {there}"] if there.strip() else [where]
 
 
 def painted(text: str, severity: str, colour: bool) -> str:

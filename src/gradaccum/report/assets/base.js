@@ -45,10 +45,11 @@ function bytes(value) {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let unit = 0;
   while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
-  return `${unit ? value.toFixed(1) : value} ${units[unit]}`;
+  return `${unit ? Number(value.toPrecision(value < 100 ? 3 : 4)) : value} ${units[unit]}`;
 }
 
 function seconds(value) {
+  if (!value) return '0 s';
   if (value < 1e-3) return `${figure(value * 1e6)} \u00b5s`;
   if (value < 1) return `${figure(value * 1e3)} ms`;
   return value < 120 ? `${figure(value)} s` : `${Math.floor(value / 60)} min`;

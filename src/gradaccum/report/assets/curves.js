@@ -2,12 +2,19 @@
 const line = (tone, extra) => ({ label: tone, _tone: tone, stroke: () => colour(tone), width: 2, points: { show: false }, ...extra });
 const holderOf = (id) => byId(id).querySelector('.chart');
 
+/** A curve of what was not measured is not shown; one line says which. */
+const notMeasured = [];
+function missing(id) {
+  byId(id).hidden = true;
+  notMeasured.push(byId(id).querySelector('figcaption').firstChild.textContent.trim().toLowerCase());
+}
+
 /** Growth of the gradient: one faint line for each window, the chosen one strong. */
 function growthCurve() {
   const longest = Math.max(0, ...data.windows.map((window) => window.micros.length));
   const norms = (window) => Array.from({ length: longest }, (_, place) => (window.micros[place] ? window.micros[place][MICRO.norm] : null));
   const known = data.windows.filter((window) => window.micros.some((micro) => micro[MICRO.norm] !== null));
-  if (!known.length) return absent(holderOf('growth'), 'No gradient norm was read.');
+  if (!known.length) return missing('growth');
   if (longest < 2) return absent(holderOf('growth'), 'Every window has one micro-batch: nothing grows.');
   const every = Math.ceil(known.length / 40), faint = known.filter((_, place) => place % every === 0);
   const rows = () => [Array.from({ length: longest }, (_, place) => place), ...faint.map(norms), norms(data.windows[selected])];
@@ -31,7 +38,7 @@ function windowCurve(id, tone, values, name) {
   const stepped = data.windows.map((window, place) => [window, values[place]]).filter(([window]) => window.stepped);
   const points = stepped.sort((a, b) => a[0].index - b[0].index);
   const seen = points.map(([, value]) => value);
-  if (!seen.some((value) => value !== null)) return absent(holderOf(id), 'Not measured in this run.');
+  if (!seen.some((value) => value !== null)) return missing(id);
   chart(holderOf(id), {
     height: 210,
     scales: { x: { time: false, range: spread }, y: yScale(seen) },
@@ -44,7 +51,7 @@ function windowCurve(id, tone, values, name) {
 
 function lossCurve() {
   const seen = bars.map((bar) => bar.micro[MICRO.loss]);
-  if (!seen.some((value) => value !== null)) return absent(holderOf('loss'), 'The loss was not read in this run.');
+  if (!seen.some((value) => value !== null)) return missing('loss');
   chart(holderOf('loss'), {
     height: 210,
     scales: { x: { time: false, range: spread }, y: {} },
@@ -57,19 +64,32 @@ function lossCurve() {
 
 function memoryCurve() {
   const [times, sizes] = data.memory;
-  if (times.length < 2) return absent(holderOf('memory'), 'Memory was not measured in this run.');
+  if (times.length < 2) return missing('memory');
+  const low = Math.min(...sizes), high = Math.max(...sizes);
+  // a small change on a large base would be a flat line: then the scale does not begin at zero
+  const close = low > 0 && (high - low) / high < 0.25;
+  const room = Math.max((high - low) * 0.15, high * 0.01);
   chart(holderOf('memory'), {
     height: 220,
-    scales: { x: { time: false }, y: { range: fromZero } },
-    axes: [axis({ values: (_, splits) => splits.map(seconds), space: 70 }), axis({ size: 78, values: (_, splits) => splits.map(bytes), incrs: binarySteps(Math.max(...sizes)) })],
-    series: [{}, line('fine', { width: 1.5, fill: () => colour('fine-tint') })],
+    scales: { x: { time: false }, y: { range: close ? () => [low - room, high + room] : fromZero } },
+    axes: [axis({ values: timeLabels, space: 70 }), axis({ size: 84, values: (_, splits) => splits.map(bytes), incrs: binarySteps(high) })],
+    series: [{}, line('fine', { width: 1.5, fill: () => (close ? 'transparent' : colour('fine-tint')) })],
     plugins: [tip((_, place) => `${seconds(times[place])}: ${bytes(sizes[place])}`)],
-  }, [times, sizes], `Memory over ${seconds(times[times.length - 1])}: at most ${bytes(Math.max(...sizes))}.`);
+  }, [times, sizes], `Memory from ${seconds(times[0])} to ${seconds(times[times.length - 1])}: ${bytes(low)} to ${bytes(high)}.`);
   return undefined;
+}
+
+/** Times with as many digits as tell one mark from the next. */
+function timeLabels(self, splits) {
+  const step = splits.length > 1 ? splits[1] - splits[0] : 1;
+  if (step >= 60) return splits.map((at) => `${Math.round(at / 60)} min`);
+  const [unit, name] = step < 1e-3 && splits[splits.length - 1] < 0.1 ? [1e-3, 'ms'] : [1, 's'];
+  const digits = Math.max(0, -Math.floor(Math.log10(step / unit) + 1e-9));
+  return splits.map((at) => `${(at / unit).toFixed(digits)} ${name}`);
 }
 
 /** Steps that are round in powers of 1024. */
 function binarySteps(highest) {
   const unit = 1024 ** Math.floor(Math.log2(Math.max(1, highest)) / 10);
-  return [0.05, 0.1, 0.2, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 250, 500].map((step) => step * unit);
+  return [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 250, 500].map((step) => step * unit);
 }

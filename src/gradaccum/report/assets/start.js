@@ -10,6 +10,7 @@ if (data.windows.length) {
   windowCurve('norm', 'backward', data.windows.map((window) => window.norm), 'Norm of the gradient');
   lossCurve();
   memoryCurve();
+  byId('not-measured').textContent = notMeasured.length ? `Not measured in this run: ${notMeasured.join(', ')}.` : '';
   const first = data.windows.findIndex((window) => windowFlag(window));
   select(first < 0 ? 0 : first);
 }

@@ -20,12 +20,16 @@ function microTable() {
 function microRows(micro, many) {
   const terms = micro[MICRO.terms].length ? micro[MICRO.terms] : [null];
   return terms.map((term, place) => {
-    const row = make('tr'), first = place === 0;
-    const number = row.appendChild(make('th', '', first ? `${micro[MICRO.index]}` : ''));
+    const row = make('tr');
+    // what belongs to the micro-batch stands once, beside all of its terms
+    const whole = (cell) => { cell.rowSpan = terms.length; return place ? [] : [cell]; };
+    const number = make('th', '', `${micro[MICRO.index]}`);
     number.scope = 'row';
-    row.append(textCell(first ? placeText(micro[MICRO.place]) : '', 'mono'), make('td', 'num', first ? figure(micro[MICRO.loss]) : ''));
-    if (many) row.append(textCell(term ? data.terms[term[TERM.name]] : ''));
-    row.append(...weightCells(micro, term), make('td', 'num', first ? figure(micro[MICRO.norm]) : ''), make('td', 'num', first ? bytes(micro[MICRO.memory]) : ''));
+    row.append(
+      ...whole(number), ...whole(textCell(placeText(micro[MICRO.place]), 'mono')), ...whole(make('td', 'num', figure(micro[MICRO.loss]))),
+      ...(many ? [textCell(term ? data.terms[term[TERM.name]] : '-')] : []), ...weightCells(micro, term),
+      ...whole(make('td', 'num', figure(micro[MICRO.norm]))), ...whole(make('td', 'num', bytes(micro[MICRO.memory]))),
+    );
     return row;
   });
 }

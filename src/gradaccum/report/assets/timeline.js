@@ -1,6 +1,8 @@
 // One window: what happened at which line, in the order in which it did, or to scale in time.
 const ROW = 34;
-const LETTERS = { forward: 'F', backward: 'B', zero: 'Z', clip: 'C', unscale: 'U', scale: 'S', step: 'S', schedule: 'R', write: 'W', mode: 'M', sync: 'Y' };
+const LETTERS = { forward: 'F', backward: 'B', zero: 'Z', clip: 'C', unscale: 'U', scale: 'A', step: 'S', schedule: 'R', write: 'W', mode: 'M', sync: 'Y' };
+
+const letterOf = (kind) => LETTERS[kind] || kind.charAt(0).toUpperCase();
 
 function drawTimeline() {
   const window = data.windows[selected];
@@ -80,7 +82,9 @@ function parts(window, events, at) {
     const part = make('div', place % 2 ? 'part odd' : 'part');
     part.style.left = `${left * 100}%`;
     part.style.width = `${(end - left) * 100}%`;
-    part.append(make('span', '', key < window.micros.length ? `micro-batch ${key}` : window.stepped ? 'update' : 'after'));
+    const label = part.appendChild(make('span'));
+    if (key < window.micros.length) label.append(make('i', 'word', 'micro-batch '), document.createTextNode(key));
+    else label.textContent = window.stepped ? 'update' : 'after';
     return part;
   });
 }
@@ -95,7 +99,7 @@ function partOf(window, event, from) {
 
 function block(window, event, place, [left, width], rows) {
   const kind = data.kinds[event[EVENT.kind]];
-  const made = make('button', `block ${kindClass(kind)}`, LETTERS[kind] || kind.charAt(0).toUpperCase());
+  const made = make('button', `block ${kindClass(kind)}`, letterOf(kind));
   made.type = 'button';
   made.style.left = `calc(${left * 100}% + 1px)`;
   made.style.width = `max(3px, calc(${width * 100}% - 2px))`;
@@ -135,7 +139,7 @@ function timelineLegend() {
   const legend = byId('timeline-legend');
   for (const kind of data.kinds) {
     const entry = legend.appendChild(make('span'));
-    entry.append(make('i', `swatch ${kindClass(kind)}`), document.createTextNode(kind));
+    entry.append(make('i', `swatch kind ${kindClass(kind)}`, letterOf(kind)), document.createTextNode(kind));
   }
 }
 

@@ -1,6 +1,9 @@
 // The weight of each backward pass in its update, beside what it should have been.
 const bars = data.windows.flatMap((window, at) => window.micros.map((micro) => ({ at, window, micro })));
-let termShown = 0;
+// the term that went wrong most often is shown first
+const wrongness = data.terms.map(() => 0);
+for (const { micro } of bars) for (const term of micro[MICRO.terms]) wrongness[term[TERM.name]] += { off: 1, lost: 1, unknown: 1e-6 }[term[TERM.state]] || 0;
+let termShown = Math.max(0, wrongness.indexOf(Math.max(...wrongness)));
 
 const termOf = (bar) => bar.micro[MICRO.terms].find((term) => term[TERM.name] === termShown);
 const STATES = [['right', 'as it should be'], ['off', 'off'], ['lost', 'lost: no step used it'], ['unknown', 'could not be told']];
@@ -150,6 +153,7 @@ function termPicker(plot) {
   data.terms.forEach((name, place) => {
     const option = picker.appendChild(make('option', '', name));
     option.value = place;
+    option.selected = place === termShown;
   });
   picker.addEventListener('change', () => {
     termShown = Number(picker.value);
