@@ -82,6 +82,7 @@ function drawExpected(self) {
   const half = Math.max(3, Math.min(24, Math.abs(self.valToPos(1, 'x', true) - self.valToPos(0, 'x', true)) * 0.42));
   ctx.save();
   ctx.strokeStyle = colour('ink');
+  ctx.setLineDash([]); // the bars of lost micro-batches are dashed
   ctx.lineWidth = 2 * uPlot.pxRatio;
   ctx.beginPath();
   self.data[4].forEach((value, place) => {
