@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gradaccum.doctor.watch import watch as watch
     from gradaccum.engine.accumulator import Accumulator as Accumulator
     from gradaccum.engine.loop import Microbatch as Microbatch
     from gradaccum.errors import GradaccumError as GradaccumError
@@ -25,6 +26,7 @@ _HOME = {
     "Plan": "gradaccum.records",
     "Update": "gradaccum.records",
     "plan": "gradaccum.planner.pack",
+    "watch": "gradaccum.doctor.watch",
 }
 
 __all__ = sorted([*_HOME, "__version__"])

@@ -30,6 +30,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "Update",
         "__version__",
         "plan",
+        "watch",
     ]
     for name in ga.__all__:
         assert getattr(ga, name) is not None

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from gradaccum.doctor.children import listen_to_children
 from gradaccum.doctor.hooks.install import install
 from gradaccum.doctor.touch import FunctionTouch
 from gradaccum.doctor.trace.recorder import Recorder, last_error
@@ -26,6 +27,7 @@ def arrive(torch: Any, folder: str) -> None:
         os.register_at_fork(
             after_in_child=lambda: recorder.begin(_sink(folder), head(torch, forked=True))
         )
+    listen_to_children(folder)
     atexit.register(lambda: recorder.finish(last_error()))
     # A process that leaves this way runs nothing else; `_exit` is looked up in `os` when called.
     os._exit = FunctionTouch(os._exit, lambda _, __: recorder.finish(), None)  # type: ignore[assignment]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,20 @@ from gradaccum.errors import InputError
 from gradaccum.records.diagnosis import Diagnosis
 from gradaccum.report import stored
 
-__all__ = ["diagnosis", "keep", "load", "ranked", "read", "together", "why_nothing", "write"]
+__all__ = [
+    "diagnosis",
+    "gather",
+    "keep",
+    "load",
+    "ranked",
+    "read",
+    "together",
+    "why_nothing",
+    "write",
+]
+
+_PATIENCE = 20.0
+"""Seconds that the first rank waits for the others' reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,20 @@ def why_nothing(outcome: Outcome) -> str:
 def ranked(path: Path, rank: int) -> Path:
     """`report.json` of rank 1 is `report.rank1.json`."""
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def gather(paths: Sequence[Path]) -> list[Diagnosis]:
+    """The other ranks' reports, once they are written; those that come too late are left out."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end and not all(path.exists() for path in paths):
+        time.sleep(0.1)
+    found = []
+    for path in paths:
+        try:
+            found.append(stored.load(path.read_text(encoding="utf-8"), str(path)))
+        except (OSError, InputError):  # noqa: PERF203 - a rank that died leaves none, or half a one
+            continue
+    return found
 
 
 def keep(found: Sequence[Found], path: str) -> None:

@@ -133,7 +133,10 @@ def _report(
             _say("gradaccum doctor: no training was seen: " + assemble.why_nothing(outcome))
         return
     diagnoses = [assemble.diagnosis(t, name, outcome, len(traces)) for t in traces]
-    _write_all(diagnoses, options)
+    if len(diagnoses) == 1 and diagnoses[0].run.ranks > 1:
+        _write_as_rank(diagnoses[0], options)
+    else:
+        _write_all(diagnoses, options)
     if not options.quiet:
         _say(_text(assemble.together(diagnoses)))
 
@@ -181,6 +184,23 @@ def report(argv: Sequence[str]) -> int:
     return 0
 
 
+def _write_as_rank(diagnosis: Diagnosis, options: argparse.Namespace) -> None:
+    """Where each rank has a doctor of its own: its own files, and from the first one for all."""
+    from gradaccum.doctor import assemble  # noqa: PLC0415 - not needed while the script runs
+
+    run = diagnosis.run
+    own = argparse.Namespace(**vars(options))
+    for form in ("json", "html", "perfetto"):
+        path = getattr(options, form)
+        setattr(own, form, str(assemble.ranked(Path(path), run.rank)) if path else None)
+    _write_all([diagnosis], own)
+    if run.rank == 0 and options.json:
+        paths = [assemble.ranked(Path(options.json), rank) for rank in range(run.ranks)]
+        everybody = assemble.gather(paths)
+        alone = argparse.Namespace(**{**vars(options), "ranked": False})
+        _write_all(everybody or [diagnosis], alone)
+
+
 def _write_all(diagnoses: Sequence[Diagnosis], options: argparse.Namespace) -> None:
     """Each format that is asked for: of all processes together, and of each beside it."""
     from gradaccum.doctor import assemble  # noqa: PLC0415 - `--help` needs none of it
@@ -196,7 +216,8 @@ def _write_all(diagnoses: Sequence[Diagnosis], options: argparse.Namespace) -> N
             continue
         try:
             assemble.write(Path(path), writer(assemble.together(diagnoses)))
-            for diagnosis in diagnoses if len(diagnoses) > 1 else ():
+            own_too = len(diagnoses) > 1 and getattr(options, "ranked", True)
+            for diagnosis in diagnoses if own_too else ():
                 own = assemble.ranked(Path(path), diagnosis.run.rank)
                 assemble.write(own, writer(diagnosis))
         except InputError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -58,6 +59,12 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close(error)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Stop watching, as leaving the block does; a second time it does nothing."""
+        if Watch._running is not self:
+            return
         Watch._running = None
         if self._recorder is not None:
             self._recorder.finish(error)
@@ -93,10 +100,8 @@ class Watch:
             html: also write the page there.
             json: also write the report there as JSON.
         """
-        from gradaccum.report import page, stored, terminal  # noqa: PLC0415 - jinja2, on demand
-
-        from gradaccum.doctor.assemble import write  # noqa: PLC0415 - the same
-        from pathlib import Path
+        from gradaccum.doctor.assemble import write  # noqa: PLC0415 - with the reports, on demand
+        from gradaccum.report import page, stored, terminal  # noqa: PLC0415 - the same
 
         if html is not None:
             write(Path(html), page.html(self.diagnosis))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from gradaccum.doctor.trace.tracked import Tracked
 
 __all__ = ["Deep"]
 
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 SAMPLE = 64
 """Elements of a leaf that are compared before and after."""
 
@@ -25,7 +27,6 @@ class Deep:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._grad = torch._C.TensorBase.grad.__get__
-        self._statm: Any = None
         self._modes = torch._C._len_torch_dispatch_stack
         self._profiled = torch._C._autograd._profiler_enabled
         self._cuda = hasattr(torch._C, "_cuda_getCurrentStream")
@@ -99,10 +100,12 @@ class Deep:
         if self._cuda and cuda.is_initialized():
             return int(cuda.memory_allocated())
         try:
-            if self._statm is None:
-                self._statm = open("/proc/self/statm", "rb", buffering=0)  # noqa: SIM115 - kept
-            self._statm.seek(0)
-            return int(self._statm.read().split()[1]) * 4096
+            # Opened and closed each time: a file kept open would change the numbers of the script's.
+            file = os.open("/proc/self/statm", os.O_RDONLY)
+            try:
+                return int(os.read(file, 100).split()[1]) * _PAGE
+            finally:
+                os.close(file)
         except (OSError, ValueError):
             return None
 

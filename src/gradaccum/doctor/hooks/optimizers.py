@@ -97,6 +97,8 @@ class _Watch:
                 after = self.deep.sample(record.leaves, gradient=False)
             change = distance(note["values"], after)
         record.steps += 1
+        if record.steps == 1:
+            recorder.ask_rank()
         record.lr = _lr(optimizer)
         recorder.event(
             "step", note["place"], note["begun"], record.index, optimizer=record.index,

@@ -239,6 +239,8 @@ class _Reader:
             )
             for o in totals.get("optimizers", ())
         ]  # fmt: skip
+        if totals.get("rank"):
+            trace.head = {**trace.head, "rank": totals["rank"][0], "ranks": totals["rank"][1]}
         trace.totals = totals.get("totals") or self._counted()
         trace.tally = totals.get("tally", [])
         trace.modules = totals.get("modules", [])

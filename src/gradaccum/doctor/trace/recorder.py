@@ -98,6 +98,7 @@ class Recorder:
         """Above 0 while single writes are told by a larger event: a step, a clip, a backward."""
         self.trouble = ""
         self.closed = False
+        self.rank: tuple[int, int] | None = None
         self.begin(sink, head)
 
     def begin(self, sink: Sink, head: dict[str, Any]) -> None:
@@ -155,6 +156,12 @@ class Recorder:
             elif watched[1]:
                 found.append(number)
         return found
+
+    def ask_rank(self) -> None:
+        """Which rank this process is; launchers tell some only once the process runs."""
+        distributed = self.torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            self.rank = (distributed.get_rank(), distributed.get_world_size())
 
     def event(
         self, kind: str, place: tuple[int, int], begun: float, mark: object = None, /, **data: Any
@@ -424,6 +431,7 @@ class Recorder:
             {
                 "t": "totals",
                 "seconds": self.now(),
+                "rank": self.rank,
                 "totals": dict(self.totals),
                 "tally": self.segments.tally(),
                 "segments": self.segments.index,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 __all__ = ["FileSink", "ListSink", "Sink"]
 
 # The script may replace what these names stand for.
-_dumps, _open, _write, _getpid = json.dumps, os.open, os.write, os.getpid
+_dumps, _open, _write, _close = json.dumps, os.open, os.write, os.close
 
 
 class Sink(Protocol):
@@ -22,21 +22,23 @@ class Sink(Protocol):
 class FileSink:
     """JSON lines, each handed to the system at once: a process that is killed has lost none.
 
-    The file is made with the first record, so a process that never trains leaves none.
+    The file is made with the first record, so a process that never trains leaves none, and it is open
+    only while a record is written: the script's own files keep the numbers that they would have.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file: int | None = None
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one line."""
-        if self._file is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-            self._file = _open(self.path, flags, 0o644)
         data = (_dumps(record, separators=(",", ":"), default=str) + "\n").encode()
-        while data:
-            data = data[_write(self._file, data) :]
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        file = _open(self.path, flags, 0o644)
+        try:
+            while data:
+                data = data[_write(file, data) :]
+        finally:
+            _close(file)
 
 
 class ListSink:
