@@ -145,7 +145,14 @@ class _Watch:
         """The engine is done, or has raised."""
         recorder = self.recorder
         recorder.inside -= 1
-        recorder.arrive(note, recorder.leaves.look().grads)
+        seen = recorder.leaves.look()
+        recorder.arrive(note, seen.grads)
+        if seen.values:
+            # A hook on the gradient writes to the parameter; an optimizer that steps inside the
+            # backward has looked itself.
+            note["written"] = recorder.indexes(seen.values)
+            for leaf in seen.values:
+                leaf.changes += 1
         recorder.active = [other for other in recorder.active if other is not note]
         place, begun = note.pop("place"), note.pop("begun")
         end = recorder.now()

@@ -159,9 +159,11 @@ class _Watch:
         scheduler, place, begun = note
         index, lr = self._optimizer_of(scheduler)
         total = getattr(scheduler, "total_steps", None)
+        rates = getattr(scheduler, "base_lrs", None) or [None]
         self.recorder.event(
             "scheduler", place, begun, scheduler=self._scheduler(scheduler), optimizer=index, lr=lr,
             kind=type(scheduler).__name__, total=total if isinstance(total, int) else None,
+            base=float(rates[0]) if isinstance(rates[0], float | int) else None,
         )  # fmt: skip
 
     def _scheduler(self, scheduler: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from gradaccum.doctor.hooks.guard import guarded, uncompiled
+from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
 from gradaccum.doctor.touch import MethodTouch, Patches
 from gradaccum.doctor.trace.recorder import Recorder
 
@@ -94,18 +94,38 @@ def _attribute(recorder: Recorder, name: str, kind: str) -> _Attribute:
     return _Attribute(real.__get__, _Set(real.__set__, guarded(recorder, note)), None, real.__doc__)
 
 
-def _hooked(recorder: Recorder, how: str) -> Any:
-    def note(tensor: Any, frame: Any) -> None:
-        meant = recorder.leaves.meant(tensor)
+class _Hooking:
+    """Hooks that the script sets on its leaves: they run inside every backward."""
+
+    def __init__(self, recorder: Recorder, how: str, table: str) -> None:
+        self.recorder = recorder
+        self.how = how
+        self.table = table
+
+    def before(self, tensor: Any, frame: Any) -> Any:
+        """It is being set."""
+        recorder = self.recorder
         plain = (recorder.torch.Tensor, recorder.torch.nn.Parameter)
         if type(tensor) not in plain or not tensor.requires_grad or tensor.grad_fn is not None:
-            return
-        leaf = meant[1] if meant is not None else recorder.leaves.track(tensor)
-        if leaf is not None and not recorder.places.ours(frame):
-            place = recorder.find(frame)
-            recorder.event("hook", place, recorder.now(), params=[leaf.index], how=how)
+            return None
+        leaf = recorder.leaves.track(tensor)
+        if leaf is None or recorder.places.ours(frame):
+            return None
+        return leaf, recorder.find(frame), recorder.now()
 
-    return guarded(recorder, note)
+    def after(self, note: Any) -> None:
+        """It is set; the last of its table is the one."""
+        leaf, place, begun = note
+        tensor = leaf.reference()
+        hooks = getattr(tensor, self.table, None)
+        function = list(hooks.values())[-1] if hooks else None
+        code = getattr(function, "__code__", None)
+        path = line = None
+        if code is not None:
+            path, line = code.co_filename, code.co_firstlineno
+        self.recorder.event(
+            "hook", place, begun, params=[leaf.index], how=self.how, path=path, line=line
+        )
 
 
 def install(recorder: Recorder, patches: Patches) -> None:
@@ -121,9 +141,13 @@ def install(recorder: Recorder, patches: Patches) -> None:
         original = getattr(tensor, name)
         if hasattr(original, "__get__"):
             patches.put(tensor, name, _Mutator(name, original, recorder))
-    for name in ("register_hook", "register_post_accumulate_grad_hook"):
-        touch = MethodTouch(vars(tensor)[name], _hooked(recorder, name), None)
-        patches.put(tensor, name, touch)
+    for name, table in (
+        ("register_hook", "_backward_hooks"),
+        ("register_post_accumulate_grad_hook", "_post_accumulate_grad_hooks"),
+    ):
+        hooking = _Hooking(recorder, name, table)
+        before, after = guarded(recorder, hooking.before), guarded_after(recorder, hooking.after)
+        patches.put(tensor, name, MethodTouch(vars(tensor)[name], before, after))
     patches.put(tensor, "requires_grad", _attribute(recorder, "requires_grad", "require"))
     patches.put(tensor, "grad", _attribute(recorder, "grad", "assign"))
     patches.put(tensor, "data", _attribute(recorder, "data", "data="))

@@ -12,8 +12,8 @@ __all__ = ["Segments"]
 
 FIRST, EACH, LAST = 12, 3, 2
 SHAPES, BACKWARDS, EVENTS = 256, 256, 2048
-BURST, SHARE = 0.4, 0.02
-"""Seconds, and share of the run, that deep looks may take."""
+BURST, SHARE, MOST = 0.4, 0.02, 10.0
+"""Seconds, and share of the run, that deep looks may take; and what the first ones may take."""
 
 
 class Segments:
@@ -33,6 +33,7 @@ class Segments:
         self.events: list[dict[str, Any]] = []
         self._shape: list[Any] = []
         self._backwards = 0
+        self._seen = 0
         self._ending = False
         self._shapes: dict[tuple[Any, ...], list[int]] = {}
         self._unsaved: deque[dict[str, Any]] = deque(maxlen=LAST)
@@ -50,6 +51,9 @@ class Segments:
             self.close()
         if kind == "backward":
             self._backwards += 1
+            self._seen += 1
+            if self._seen == BACKWARDS:
+                self._choose()
             if self._backwards > BACKWARDS:
                 self.close(closed=False)
                 self._backwards = 1
@@ -89,8 +93,9 @@ class Segments:
     def _choose(self) -> None:
         elapsed = time.perf_counter() - self._start
         allowed = BURST + SHARE * elapsed
-        self.reading = self.spent < allowed
-        self.deep = self.reading and (self.index < FIRST or self.spent < 0.5 * allowed)
+        first = self.index < FIRST and self._seen < BACKWARDS and self.spent < MOST
+        self.reading = first or self.spent < allowed
+        self.deep = first or self.spent < 0.5 * allowed
 
     def _record(self, number: int, closed: bool) -> dict[str, Any]:
         return {
