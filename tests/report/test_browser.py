@@ -304,6 +304,16 @@ def test_what_was_not_measured_is_said(show):
     assert page.locator("#norm").is_visible()
 
 
+def test_each_optimizer_has_a_line_of_its_own(show):
+    shown = show("large")
+    legend = shown.page.locator("#norm .legend span").all_inner_texts()
+    assert legend == ["AdamW 0", "SGD 1"]
+    assert shown.page.locator("#change .legend span").count() == 2
+    first, second = "45,91,147", "240,163,92"  # --note and --backward of the light scheme
+    assert {first, second} <= pixels(shown, "#norm")
+    assert second not in pixels(show("clean"), "#norm")
+
+
 def test_the_term_that_is_wrong_is_shown_first(show):
     made = samples.killed()
     windows = []

@@ -13,7 +13,8 @@ from gradaccum.records import Evidence
 from gradaccum.records.diagnosis import Event, TermSeen
 from gradaccum.report.excerpts import excerpt, shorten
 from gradaccum.report.page import html
-from gradaccum.report.weights import state
+from gradaccum.report.seen import happened, updates
+from gradaccum.report.weights import named, state
 from tests.report import samples
 
 LIMIT = 1_500_000
@@ -197,6 +198,29 @@ def test_weights_that_differ_by_rounding_are_right_and_others_are_off():
     assert state(TermSeen("a", None, 1 / 3), micro) == "unknown"
     assert state(TermSeen("a", 1.0, None), micro) == "unknown"
     assert state(TermSeen("a", 1 / 3, 1 / 3), replace(micro, lost=True)) == "lost"
+
+
+def test_terms_of_one_name_are_told_apart():
+    made = samples.clean().windows[0].microbatches[0]
+    twice = replace(made, terms=made.terms * 3)
+    assert [name for name, _ in named(twice)] == ["loss", "loss 2", "loss 3"]
+
+
+def test_a_run_without_totals_is_counted_by_what_was_seen():
+    made = replace(samples.clean(), totals={"backward": 7})
+    assert happened(made, "backward") == 96
+    assert happened(samples.large(), "backward") == 75200
+    assert updates(made) == 24
+
+
+def test_only_the_last_window_is_said_to_have_no_step():
+    made = samples.undivided()
+    cut = replace(made, windows=(made.windows[-1], *made.windows))
+    table = json.loads(re.search(r'id="figures">(.*?)</script>', html(cut), re.S).group(1))
+    names = [window["name"] for window in table["windows"]]
+    assert names[0] == "window 6, seen in part"
+    assert names[1:3] == ["update 0", "update 1"]
+    assert names[-1] == "window 6, no step"
 
 
 def test_an_excerpt_marks_its_line_and_notes_its_evidence():

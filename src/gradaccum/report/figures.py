@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradaccum.records.diagnosis import Diagnosis, MicrobatchSeen, TermSeen, WindowSeen
+from gradaccum.report.seen import window_name
 from gradaccum.report.visible import one_line
-from gradaccum.report.weights import state
+from gradaccum.report.weights import named, state
 
 __all__ = ["embedded", "figures"]
 
@@ -31,7 +32,12 @@ def figures(diagnosis: Diagnosis, short: Mapping[str, str]) -> dict[str, Any]:
         short: how each path is shown.
     """
     packer = _Packer(diagnosis, short)
-    windows = [packed for item in diagnosis.windows if (packed := packer.window(item))]
+    last = len(diagnosis.windows) - 1
+    windows = [
+        {"name": window_name(item, place == last), **packed}
+        for place, item in enumerate(diagnosis.windows)
+        if (packed := packer.window(item))
+    ]
     points = diagnosis.memory[:: max(1, math.ceil(len(diagnosis.memory) / _MOST_POINTS))]
     return {
         **{name: table.rows for name, table in packer.tables.items()},
@@ -121,12 +127,13 @@ class _Packer:
         return [
             micro.index, self._where(micro.path, micro.line), _short(micro.start),
             _short(micro.end), _short(micro.loss), _short(micro.norm), micro.memory,
-            int(micro.lost), [self._term(term, micro) for term in micro.terms],
+            int(micro.lost),
+            [self._term(name, term, micro) for name, term in named(micro)],
         ]  # fmt: skip
 
-    def _term(self, term: TermSeen, micro: MicrobatchSeen) -> list[Any]:
+    def _term(self, name: str, term: TermSeen, micro: MicrobatchSeen) -> list[Any]:
         return [
-            self._text("terms", term.name), _short(term.weight), _short(term.expected),
+            self._text("terms", name), _short(term.weight), _short(term.expected),
             _short(term.count), state(term, micro), self._text("texts", term.why),
         ]  # fmt: skip
 

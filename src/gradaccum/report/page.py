@@ -19,6 +19,7 @@ from gradaccum.records.diagnosis import Diagnosis, ParameterSeen
 from gradaccum.report.amounts import amount, duration, number, plural
 from gradaccum.report.excerpts import excerpt, shorten
 from gradaccum.report.figures import MOST_WINDOWS, embedded, figures
+from gradaccum.report.seen import happened, updates
 from gradaccum.report.visible import one_line, tame
 from gradaccum.report.weights import weighed
 
@@ -182,17 +183,18 @@ def _state(diagnosis: Diagnosis) -> str:
     worst = min((_ORDER.get(item.severity, 2) for item in diagnosis.findings), default=2)
     if worst < _ORDER["note"]:
         return "error" if worst == 0 else "warning"
-    if not diagnosis.totals.get("backward"):
+    if not happened(diagnosis, "backward"):
         return "unsure"
     return "fine" if diagnosis.run.ended in ("finished", "exited") else "stopped"
 
 
 def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str, str, str]]:
     """Figure, unit, what it means, and its state."""
-    seen, found = diagnosis.totals, weighed(diagnosis)
+    found, written = weighed(diagnosis), happened(diagnosis, "write")
+    outside = f"{number(written)} outside any optimizer" if written else ""
     tiles = [
-        (number(seen.get("backward", 0)), "backward passes", "", ""),
-        (number(seen.get("step", 0) + seen.get("write", 0)), "updates", _written(seen), ""),
+        (number(happened(diagnosis, "backward")), "backward passes", "", ""),
+        (number(updates(diagnosis)), "updates", outside, ""),
     ]
     if found.all:
         said = f"{number(found.unknown)} could not be told" if found.unknown else "in what was seen"
@@ -211,11 +213,6 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str, str, str]]:
     if peaks:
         tiles.append((amount(max(peaks)), "peak memory", "", ""))
     return tiles
-
-
-def _written(totals: Mapping[str, int]) -> str:
-    written = totals.get("write", 0)
-    return f"{number(written)} outside any optimizer" if written else ""
 
 
 _FINE = 3

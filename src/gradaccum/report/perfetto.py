@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from gradaccum.records.diagnosis import Diagnosis, Event, MicrobatchSeen, WindowSeen
+from gradaccum.report.seen import window_name
 from gradaccum.report.visible import tame
+from gradaccum.report.weights import named
 
 __all__ = ["chrome_trace"]
 
@@ -29,7 +31,9 @@ def chrome_trace(diagnosis: Diagnosis) -> str:
     shown = tame(diagnosis)
     process = shown.run.rank
     kinds = {
-        "windows": [_window(item) for item in shown.windows],
+        "windows": [
+            _window(item, window_name(item, item is shown.windows[-1])) for item in shown.windows
+        ],
         "micro-batches": [
             _microbatch(item, micro) for item in shown.windows for micro in item.microbatches
         ],
@@ -73,8 +77,7 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _window(window: WindowSeen) -> Slice:
-    name = f"window {window.index}" if window.stepped else f"window {window.index}: no step"
+def _window(window: WindowSeen, name: str) -> Slice:
     return _slice(
         name, "window", window.start, window.end, microbatches=len(window.microbatches),
         optimizer=window.optimizer, norm=window.norm, change=window.change,
@@ -82,8 +85,8 @@ def _window(window: WindowSeen) -> Slice:
 
 
 def _microbatch(window: WindowSeen, micro: MicrobatchSeen) -> Slice:
-    weights = {f"weight of {term.name}": term.weight for term in micro.terms}
-    expected = {f"expected of {term.name}": term.expected for term in micro.terms}
+    weights = {f"weight of {name}": term.weight for name, term in named(micro)}
+    expected = {f"expected of {name}": term.expected for name, term in named(micro)}
     return _slice(
         f"micro-batch {micro.index}", "microbatch", micro.start, micro.end, window=window.index,
         line=f"{micro.path}:{micro.line}", loss=micro.loss, norm=micro.norm,

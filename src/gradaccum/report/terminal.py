@@ -9,8 +9,9 @@ from gradaccum.records import Finding
 from gradaccum.records.diagnosis import Diagnosis, TermSeen, WindowSeen
 from gradaccum.report import text as lines
 from gradaccum.report.amounts import duration, number, plural
+from gradaccum.report.seen import happened, updates, window_name
 from gradaccum.report.visible import tame
-from gradaccum.report.weights import LOST, OFF, state
+from gradaccum.report.weights import LOST, OFF, named, state
 
 __all__ = ["text"]
 
@@ -66,7 +67,12 @@ def _note(finding: Finding) -> str:
 
 def _weights(windows: Sequence[WindowSeen]) -> Iterable[str]:
     """The first windows in which a term weighed what it should not."""
-    wrong = [row for window in windows for row in _wrong(window)]
+    last = len(windows) - 1
+    wrong = [
+        row
+        for place, window in enumerate(windows)
+        for row in _wrong(window, window_name(window, place == last))
+    ]
     yield from wrong[:_MOST_WINDOWS]
     if len(wrong) > _MOST_WINDOWS:
         yield f"{len(wrong) - _MOST_WINDOWS:,} more like these in the windows that were looked at"
@@ -74,14 +80,17 @@ def _weights(windows: Sequence[WindowSeen]) -> Iterable[str]:
         yield ""
 
 
-def _wrong(window: WindowSeen) -> Iterable[str]:
-    pairs = [(term, state(term, micro)) for micro in window.microbatches for term in micro.terms]
-    name = f"update {window.index}" if window.stepped else f"window {window.index}, never stepped"
-    for term in dict.fromkeys(term.name for term, found in pairs if found in (OFF, LOST)):
-        own = [(item, found) for item, found in pairs if item.name == term]
+def _wrong(window: WindowSeen, title: str) -> Iterable[str]:
+    rows = [
+        (name, term, state(term, micro))
+        for micro in window.microbatches
+        for name, term in named(micro)
+    ]
+    for wrong in dict.fromkeys(name for name, _, found in rows if found in (OFF, LOST)):
+        own = [(term, found) for name, term, found in rows if name == wrong]
         saw = _runs(_weight(item, found) for item, found in own)
         right = _runs(number(item.expected) for item, _ in own)
-        yield f"{name}, weights of {term or 'the loss'}: {saw}; should be {right}"
+        yield f"{title}, weights of {wrong or 'the loss'}: {saw}; should be {right}"
 
 
 def _weight(term: TermSeen, found: str) -> str:
@@ -103,12 +112,11 @@ def _runs(values: Iterable[str]) -> str:
 
 
 def _summary(diagnosis: Diagnosis, findings: Sequence[Finding]) -> str:
-    seen = diagnosis.totals
-    updates = seen.get("step", 0) + seen.get("write", 0)
+    passes = happened(diagnosis, "backward")
     left = len(findings) - _MOST_FINDINGS
     more = f" {plural(left, 'more finding')} in the JSON and HTML reports." if left > 0 else ""
     return (
-        f"{plural(seen.get('backward', 0), 'backward pass')}, {plural(updates, 'update')} in "
+        f"{plural(passes, 'backward pass')}, {plural(updates(diagnosis), 'update')} in "
         f"{duration(diagnosis.run.seconds)}: {lines.counted(diagnosis.findings)}.{more} Run "
         f"`gradaccum explain {findings[0].code}` for the first, or --html FILE for the page."
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from gradaccum.records.diagnosis import Diagnosis, MicrobatchSeen, TermSeen
 
-__all__ = ["Weighed", "state", "weighed"]
+__all__ = ["Weighed", "named", "state", "weighed"]
 
 RIGHT, OFF, UNKNOWN, LOST = "right", "off", "unknown", "lost"
 
@@ -24,6 +25,17 @@ def state(term: TermSeen, micro: MicrobatchSeen) -> str:
         return UNKNOWN
     near = math.isclose(term.weight, term.expected, rel_tol=_ROUNDING, abs_tol=0.0)
     return RIGHT if near else OFF
+
+
+def named(micro: MicrobatchSeen) -> list[tuple[str, TermSeen]]:
+    """The terms of a micro-batch by names that differ: a second `loss` is `loss 2`."""
+    seen: Counter[str] = Counter()
+    found = []
+    for term in micro.terms:
+        seen[term.name] += 1
+        place = seen[term.name]
+        found.append((f"{term.name} {place}" if place > 1 else term.name, term))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,4 +71,3 @@ function select(window) {
   selected = Math.max(0, Math.min(data.windows.length - 1, window));
   for (const watcher of watchers) watcher();
 }
-const windowName = (window) => (window.stepped ? `update ${window.index}` : `window ${window.index}, no step`);

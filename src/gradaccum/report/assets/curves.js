@@ -26,39 +26,57 @@ function growthCurve() {
     cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
     plugins: [tip((self, place) => {
       const value = self.data[self.data.length - 1][place];
-      return value === null ? '' : `${windowName(data.windows[selected])}, after micro-batch ${place}: ${figure(value)}`;
+      return value === null ? '' : `${data.windows[selected].name}, after micro-batch ${place}: ${figure(value)}`;
     })],
   }, rows(), `Norm of the gradient after each micro-batch, one line for each of ${plural(faint.length, 'window')}.`);
   watchers.push(() => plot.setData(rows()));
   return undefined;
 }
 
-/** One value for each window, over the index of its update. */
-function windowCurve(id, tone, values, name) {
-  const stepped = data.windows.map((window, place) => [window, values[place]]).filter(([window]) => window.stepped);
-  const points = stepped.sort((a, b) => a[0].index - b[0].index);
+const TONES = ['note', 'backward', 'fine', 'off', 'right', 'warning'];
+
+/** One value for each window, over the index of its update; a line for each optimizer. */
+function windowCurve(id, values, name) {
+  const points = data.windows.map((window, place) => [window, values[place]])
+    .filter(([window, value]) => window.stepped && value !== null)
+    .sort((a, b) => a[0].index - b[0].index);
   const seen = points.map(([, value]) => value);
-  if (!seen.some((value) => value !== null)) return missing(id);
+  if (!seen.length) return missing(id);
+  const owners = [...new Set(points.map(([window]) => window.optimizer))].sort((a, b) => a - b).slice(0, TONES.length);
+  const dots = (tone) => ({ show: seen.length < 80, size: 6, fill: () => colour(tone), stroke: () => colour(tone) });
   chart(holderOf(id), {
     height: 210,
     scales: { x: { time: false, range: spread }, y: yScale(seen) },
     axes: [axis({ incrs: wholeSteps, space: 40 }), axis({ size: 62 })],
-    series: [{}, line(tone, { points: { show: seen.length < 80, size: 6, fill: () => colour(tone), stroke: () => colour(tone) } })],
-    plugins: [tip((self, place) => (seen[place] === null ? '' : `${windowName(points[place][0])}: ${figure(seen[place])}`))],
-  }, [points.map(([window]) => window.index), seen], `${name}, over ${plural(seen.length, 'update')}: first ${figure(seen[0])}, last ${figure(seen[seen.length - 1])}.`);
+    series: [{}, ...owners.map((_, place) => line(TONES[place], { spanGaps: true, points: dots(TONES[place]) }))],
+    plugins: [tip((_, place) => `${points[place][0].name}${owners.length > 1 ? `, ${ownerName(points[place][0].optimizer)}` : ''}: ${figure(seen[place])}`)],
+  }, [points.map(([window]) => window.index), ...owners.map((owner) => points.map(([window, value]) => (window.optimizer === owner ? value : null)))],
+  `${name}, over ${plural(seen.length, 'update')}: first ${figure(seen[0])}, last ${figure(seen[seen.length - 1])}.`);
+  if (owners.length > 1) holderOf(id).before(ownersLegend(owners));
   return undefined;
 }
 
+const ownerName = (owner) => (owner === null ? 'no optimizer' : data.optimizers[owner] || `optimizer ${owner}`);
+
+function ownersLegend(owners) {
+  const legend = make('div', 'legend');
+  owners.forEach((owner, place) => {
+    legend.appendChild(make('span')).append(make('i', `swatch tone-${TONES[place]}`), document.createTextNode(ownerName(owner)));
+  });
+  return legend;
+}
+
 function lossCurve() {
-  const seen = bars.map((bar) => bar.micro[MICRO.loss]);
-  if (!seen.some((value) => value !== null)) return missing('loss');
+  const known = passes.filter(({ micro }) => micro[MICRO.loss] !== null);
+  const seen = known.map(({ micro }) => micro[MICRO.loss]);
+  if (!seen.length) return missing('loss');
   chart(holderOf('loss'), {
     height: 210,
     scales: { x: { time: false, range: spread }, y: {} },
-    axes: [axis({ splits: windowCentres, values: (_, places) => places.map(windowLabel), space: 40 }), axis({ size: 62 })],
+    axes: [windowAxis(edgesOf(known)), axis({ size: 62 })],
     series: [{}, line('right', { points: { show: seen.length < 80, size: 5, fill: () => colour('right'), stroke: () => colour('right') } })],
-    plugins: [tip((_, place) => (seen[place] === null ? '' : `${windowName(bars[place].window)}, micro-batch ${bars[place].micro[MICRO.index]}: ${figure(seen[place])}`))],
-  }, [bars.map((_, place) => place), seen], `Loss of ${plural(seen.length, 'micro-batch')}.`);
+    plugins: [tip((_, place) => `${known[place].window.name}, micro-batch ${known[place].micro[MICRO.index]}: ${figure(seen[place])}`)],
+  }, [known.map((_, place) => place), seen], `Loss of ${plural(seen.length, 'micro-batch')}.`);
   return undefined;
 }
 

@@ -6,8 +6,8 @@ if (data.windows.length) {
   watchers.push(drawTimeline, microTable);
   weightsChart();
   growthCurve();
-  windowCurve('change', 'note', data.windows.map((window) => window.change), 'Change of the parameters');
-  windowCurve('norm', 'backward', data.windows.map((window) => window.norm), 'Norm of the gradient');
+  windowCurve('change', data.windows.map((window) => window.change), 'Change of the parameters');
+  windowCurve('norm', data.windows.map((window) => window.norm), 'Norm of the gradient');
   lossCurve();
   memoryCurve();
   byId('not-measured').textContent = notMeasured.length ? `Not measured in this run: ${notMeasured.join(', ')}.` : '';

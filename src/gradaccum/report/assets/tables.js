@@ -1,8 +1,8 @@
 // The table of a window's micro-batches, and tables that sort and filter.
 function microTable() {
   const window = data.windows[selected], table = byId('micros');
-  table.caption.textContent = `Micro-batches of ${windowName(window)}`;
-  const many = data.terms.length > 1;
+  table.caption.textContent = `Micro-batches of ${window.name}`;
+  const many = window.micros.some((micro) => micro[MICRO.terms].length > 1);
   const columns = [['#'], ['Line'], ['Loss', 'num'], ...(many ? [['Term']] : []), ['Weight', 'num'], ['Expected', 'num'], ['Terms', 'num'], ['Gradient after', 'num'], ['Peak memory', 'num']];
   const head = make('tr');
   for (const [name, kind] of columns) {
@@ -37,7 +37,7 @@ function microRows(micro, many) {
 const textCell = (text, kind = '') => make('td', text.length > 40 ? `${kind} long` : kind, text);
 
 function weightCells(micro, term) {
-  if (!term) return [make('td', 'num quiet', 'unknown'), make('td', 'num', '-'), make('td', 'num', '-')];
+  if (!term) return [make('td', 'num quiet', 'not read'), make('td', 'num', '-'), make('td', 'num', '-')];
   const unknown = term[TERM.weight] === null;
   const weight = make('td', `num${term[TERM.state] === 'off' || micro[MICRO.lost] ? ' bad' : ''}`, unknown ? 'unknown' : `${figure(term[TERM.weight])}${micro[MICRO.lost] ? ', lost' : ''}`);
   if (unknown) weight.title = data.texts[term[TERM.why]];

@@ -146,7 +146,7 @@ function timelineLegend() {
 function windowPicker() {
   const picker = byId('window');
   data.windows.forEach((window, place) => {
-    const option = make('option', '', `${windowName(window)}: ${plural(window.count, 'micro-batch')}${windowFlag(window)}`);
+    const option = make('option', '', `${window.name}: ${plural(window.count, 'micro-batch')}${windowFlag(window)}`);
     option.value = place;
     picker.append(option);
   });

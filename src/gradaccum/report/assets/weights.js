@@ -1,5 +1,6 @@
 // The weight of each backward pass in its update, beside what it should have been.
-const bars = data.windows.flatMap((window, at) => window.micros.map((micro) => ({ at, window, micro })));
+const passes = data.windows.flatMap((window, at) => window.micros.map((micro) => ({ at, window, micro })));
+const bars = passes.filter(({ micro }) => micro[MICRO.terms].length);
 // the term that went wrong most often is shown first
 const wrongness = data.terms.map(() => 0);
 for (const { micro } of bars) for (const term of micro[MICRO.terms]) wrongness[term[TERM.name]] += { off: 1, lost: 1, unknown: 1e-6 }[term[TERM.state]] || 0;
@@ -27,7 +28,7 @@ function weightsChart() {
     padding: [10, 10, 0, 0],
     scales: { x: { time: false, range: (_, low, high) => [low - 0.6, high + 0.6] }, y: { range: fromZero } },
     axes: [
-      axis({ grid: { show: false }, splits: windowCentres, values: (_, places) => places.map((place) => windowLabel(place)), space: 40 }),
+      windowAxis(edges, { grid: { show: false } }),
       axis({ size: 58 }),
     ],
     series: [{}, bar('right'), bar('off'), bar('lost', { fill: () => 'transparent', width: 1.5, dash: [4, 3] }), { label: 'expected', paths: () => null, points: { show: false } }],
@@ -42,24 +43,33 @@ function weightsChart() {
   weightsLegend();
 }
 
-/** Places along x where a window begins and ends. */
-const edges = [];
-bars.forEach((bar, place) => {
-  if (!edges.length || edges[edges.length - 1].at !== bar.at) edges.push({ at: bar.at, from: place, to: place });
-  else edges[edges.length - 1].to = place;
-});
-
-function windowCentres(self, _, low, high) {
-  const seen = edges.filter((edge) => edge.to >= low && edge.from <= high);
-  const every = Math.ceil(seen.length / Math.max(1, Math.floor(self.width / 62)));
-  return seen.filter((_, place) => place % every === 0).map((edge) => (edge.from + edge.to) / 2);
+/** Places along x where the window of each of these passes begins and ends. */
+function edgesOf(some) {
+  const found = [];
+  some.forEach(({ at }, place) => {
+    const last = found[found.length - 1];
+    if (last && last.at === at) last.to = place;
+    else found.push({ at, from: place, to: place });
+  });
+  return found;
 }
 
-function windowLabel(place) {
-  const edge = edges.find((one) => place >= one.from && place <= one.to);
-  if (!edge) return '';
-  const window = data.windows[edge.at];
-  return window.stepped ? `${window.index}` : 'no step';
+const edges = edgesOf(bars);
+
+/** An axis over micro-batches that names their windows, as many as there is room for. */
+function windowAxis(some, extra) {
+  const splits = (self, _, low, high) => {
+    const seen = some.filter((edge) => edge.to >= low && edge.from <= high);
+    const every = Math.ceil(seen.length / Math.max(1, Math.floor(self.width / 62)));
+    return seen.filter((_, place) => place % every === 0).map((edge) => (edge.from + edge.to) / 2);
+  };
+  const name = (place) => {
+    const edge = some.find((one) => place >= one.from && place <= one.to);
+    if (!edge) return '';
+    const { stepped, index } = data.windows[edge.at];
+    return stepped ? `${index}` : edge.at === data.windows.length - 1 ? 'no step' : `(${index})`;
+  };
+  return axis({ splits, values: (_, places) => places.map(name), space: 40, ...extra });
 }
 
 function drawBands(self) {
@@ -110,7 +120,7 @@ function drawUnknown(self) {
 }
 
 function barText({ window, micro }) {
-  const lines = [`${windowName(window)}, micro-batch ${micro[MICRO.index]}`];
+  const lines = [`${window.name}, micro-batch ${micro[MICRO.index]}`];
   for (const term of micro[MICRO.terms]) {
     const why = data.texts[term[TERM.why]];
     const weight = term[TERM.weight] === null ? `unknown${why ? `: ${why}` : ''}` : figure(term[TERM.weight]);
