@@ -18,9 +18,8 @@ def diagnose(text: str, folder: Path, name: str = "train.py") -> Diagnosis:
     state = torch.get_rng_state()
     code = compile(text, str(path), "exec")
     try:
-        with watch() as seen:
-            with suppress(Exception):
-                exec(code, {"__name__": "__main__", "__file__": str(path)})
+        with watch() as seen, suppress(Exception):
+            exec(code, {"__name__": "__main__", "__file__": str(path)})
     finally:
         torch.set_rng_state(state)
     return seen.diagnosis

@@ -65,7 +65,8 @@ schedule = torch.optim.lr_scheduler.OneCycleLR(
 try:
     for epoch in range(epochs):
         for i, (x, y) in enumerate(loader):
-            (nn.functional.mse_loss(model(x), y) / every).backward()
+            window = min(every, len(loader) - i // every * every)
+            (nn.functional.mse_loss(model(x), y) / window).backward()
             if (i + 1) % every == 0 or i + 1 == len(loader):
                 optimizer.step()
                 optimizer.zero_grad()

@@ -69,20 +69,22 @@ class Context:
         tests, or whose loss the same line divides elsewhere.
         """
         micros = self.story.micros(window)
-        first, last = micros[0], micros[-1]
-        if sum(first.n < event.n < last.n for event in window.of("fetch")) >= len(micros) - 1:
+        place = place_of(micros[-1])
+        if len(window.of("fetch")) >= len(micros):
             return "fetched"
-        place = place_of(last)
         if gated(line, place) is True:
             return "gated"
         if microbatches(place):
             return "fetched"
+        mine = self.series(window)
         for other in self.story.windows:
-            if other is window or len(other.fresh) != len(window.fresh):
+            count = len(other.fresh)
+            if other is window or count != len(window.fresh) or not mine:
                 continue
-            events = self.story.micros(other)
-            if events and place_of(events[-1]) == place:
-                terms = self.series(other)
-                if terms and all(close(abs(w) * len(events), 1.0) for w in terms[0].weights):
-                    return "divided elsewhere"
+            events, terms = self.story.micros(other), self.series(other)
+            if not events or place_of(events[-1]) != place or not terms or not terms[0].known:
+                continue
+            pairs = zip(mine[0].weights, terms[0].weights, strict=True)
+            if all(close(one, count * divided) for one, divided in pairs):
+                return "divided elsewhere"
         return ""

@@ -24,6 +24,7 @@ from gradaccum.records.finding import Finding
 __all__ = ["DETECTORS", "Judgement", "judge"]
 
 RULES = (
+    rules_stepping.saved_in_mid_window,
     *rules_clipping.RULES,
     *rules_graphs.RULES,
     *rules_zeroing.RULES,

@@ -27,9 +27,7 @@ def _plain(context: Context, windows: list[Window]) -> list[tuple[Window, list[S
 
 
 def _one_line(context: Context, window: Window) -> bool:
-    places = {place_of(event) for event in context.story.micros(window)}
-    steps = {event.get("step") for event in context.story.micros(window)}
-    return len(places) == 1 and steps == {None}
+    return len({place_of(event) for event in context.story.micros(window)}) == 1
 
 
 def not_divided(context: Context) -> Iterator[Hit]:
@@ -210,6 +208,8 @@ def undefined_mean(context: Context) -> Iterator[Hit]:
 def wrong_length(context: Context) -> Iterator[Hit]:
     """GA303, GA302, GA204: windows that are not as long as what their loss is divided by."""
     for line, windows in context.lines():
+        if line in context.settled:
+            continue
         told = [
             (window, one.divisor, len(window.fresh))
             for window, terms in _plain(context, windows)

@@ -11,7 +11,7 @@ from gradaccum.doctor.checks.source import hook_function, rebinds, scales_its_ar
 from gradaccum.doctor.checks.story import END, Window, inside, place_of, usual
 from gradaccum.doctor.trace.model import Event, Place
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "saved_in_mid_window"]
 
 _STATELESS = {"SGD"}
 
@@ -238,10 +238,12 @@ def written_in_a_hook(context: Context) -> Iterator[Hit]:
         if event.kind != "hook" or event.get("how") != "register_post_accumulate_grad_hook":
             continue
         changed = written & set(event.get("params", ()))
+        if not changed:
+            continue
         function = hook_function(place_of(event))
         line = None if function is None else scales_its_argument(function)
         place = place_of(event)
-        if not changed or line is None or place is None:
+        if line is None or place is None:
             continue
         names = [p.name for p in context.trace.params if p.index in changed and p.name]
         yield from hit(
@@ -413,7 +415,6 @@ def rebound(context: Context) -> Iterator[Hit]:
 RULES = (
     rebound,
     unfrozen_later,
-    saved_in_mid_window,
     scheduled_past_a_skip,
     planned_for_another_length,
     steps_on_nothing,

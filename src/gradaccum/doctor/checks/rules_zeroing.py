@@ -171,7 +171,8 @@ def cleared_too_early(context: Context) -> Iterator[Hit]:
             lost = [event for event, _ in window.wasted]
             backwards = window.of("backward")
             late = [e for e in lost if backwards and e.n > backwards[-1].n]
-            if not window.used and late and window.step is not None:
+            step = window.step
+            if not window.used and late and step is not None and not _has_other(window, step):
                 bad.append((window, late[-1], backwards[-1]))
         if bad and 2 * len(bad) >= len(windows):
             _, event, backward = bad[0]
@@ -186,6 +187,12 @@ def cleared_too_early(context: Context) -> Iterator[Hit]:
             context.faulty.add(windows[0].optimizer)
 
 
+def _has_other(window: Window, step: Event) -> bool:
+    """Whether the step has gradients that did not come from a backward."""
+    written = {p for e in window.of("write") if e.get("target") == "grad" for p in e.get("params")}
+    return bool(written - set(step.get("idle", ())))
+
+
 def stale_at_first(context: Context) -> Iterator[Hit]:
     """GA104: a gradient from before the loop, or from before the closure."""
     for line, windows in context.lines():
@@ -195,7 +202,8 @@ def stale_at_first(context: Context) -> Iterator[Hit]:
             outside = [e for e in context.story.micros(window) if e.get("step") is None]
             if window.step is not None and window.step.get("closure") and outside:
                 closure = [e for e in context.story.micros(window) if e.get("step") is not None]
-                if closure:
+                lines = {(e.at, e.user) for e in closure}
+                if closure and (outside[-1].at, outside[-1].user) not in lines:
                     yield from hit(
                         "GA104",
                         outside[-1],

@@ -136,8 +136,7 @@ class _Teller:
     consumed: dict[int | None, set[int]] = field(default_factory=dict)
     pending: list[Event] = field(default_factory=list)
     """Writes by hand that may make up one update."""
-    depth: float = -1.0
-    """When the last backward ended."""
+    last: Event | None = None
 
     def tell(self) -> None:
         expected = 0
@@ -176,7 +175,21 @@ class _Teller:
         elif event.kind == "step":
             self.stepped(event)
         elif event.kind == "write" and event.get("target") == "param" and _adds(event):
-            self.pending.append(event)
+            if not self.seen_late(event):
+                self.pending.append(event)
+        self.last = event
+
+    def seen_late(self, event: Event) -> bool:
+        """An update without a line of its own: it used what the clearing seen with it took."""
+        clearing = self.last
+        if event.at is not None or clearing is None or clearing.kind != "zero":
+            return False
+        used = [_group(raw) for raw in clearing.get("lost", ())]
+        if not used:
+            return False
+        self.story.open = [w for w in self.story.open if w.order != clearing.n]
+        self.update(None, event, used)
+        return True
 
     def groups(self, params: Iterable[int]) -> list[Group]:
         found: dict[tuple[int, ...], set[int]] = {}
