@@ -16,7 +16,7 @@ const wholeSteps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000,
 
 // Layout on paper is not known before it is printed: widths that fit A4 and letter with wide margins.
 let onPaper = false;
-const paperWidth = (holder) => (holder.closest('.grid figure:not(.wide)') ? 285 : 600);
+const paperWidth = (holder) => (holder.closest('.grid figure:not(.wide)') ? 300 : 640);
 
 function chart(holder, options, rows, label) {
   holder.setAttribute('role', 'img');

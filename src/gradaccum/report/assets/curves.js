@@ -102,7 +102,8 @@ function timeLabels(self, splits) {
   const step = splits.length > 1 ? splits[1] - splits[0] : 1;
   if (step >= 60) return splits.map((at) => `${Math.round(at / 60)} min`);
   const [unit, name] = step < 1e-3 && splits[splits.length - 1] < 0.1 ? [1e-3, 'ms'] : [1, 's'];
-  const digits = Math.max(0, -Math.floor(Math.log10(step / unit) + 1e-9));
+  let digits = 0;
+  while (digits < 6 && Math.abs(step / unit * 10 ** digits - Math.round(step / unit * 10 ** digits)) > 1e-6) digits += 1;
   return splits.map((at) => `${(at / unit).toFixed(digits)} ${name}`);
 }
 
