@@ -45,7 +45,7 @@ def not_divided(context: Context) -> Iterator[Hit]:
             whole = [one for one in terms if one.known and _undivided(one, why)]
             if why and len(whole) == len(terms) == 1:
                 yield from _whole(context, line, windows, window, late)
-                context.wrong.append(window)
+                context.wrong.extend(other for other, _ in alike)
                 break
             if beside := _beside(terms, len(window.fresh)):
                 yield from _partly(context, window, *beside)
@@ -143,7 +143,9 @@ def divided_twice(context: Context) -> Iterator[Hit]:
                     f" ({plural(context.updates(windows), 'update')})",
                     (line, f"one update for {count} micro-batches"),
                 )
-                context.wrong.append(window)
+                context.wrong.extend(
+                    other for other, _ in _plain(context, windows) if len(other.fresh) == count
+                )
                 break
 
 
