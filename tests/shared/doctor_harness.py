@@ -1,4 +1,4 @@
-"""Runs a script under plain Python and under the doctor, in the same folder, and keeps what came out."""
+"""Runs a script under plain Python and under the doctor, and keeps what came out."""
 
 from __future__ import annotations
 

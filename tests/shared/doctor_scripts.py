@@ -9,7 +9,8 @@ import random
 random.seed(0)
 torch.manual_seed(0)
 torch.set_num_threads(1)
-model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 1))
+inner = nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU()
+model = nn.Sequential(nn.Linear(4, 8), *inner, nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 """
 END = """

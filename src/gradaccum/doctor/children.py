@@ -17,10 +17,10 @@ _BOOT = str(Path(__file__).parent / "boot")
 
 
 def listen_to_children(folder: str) -> None:
-    """Hand the hooks on where a process is started with an environment of its own, as torchrun does.
+    """Hand the hooks on where a process gets an environment of its own, as torchrun gives it.
 
-    A process that inherits the environment has them already. It is handed to interpreters alone: what
-    any other program prints of its environment stays what it was.
+    A process that inherits the environment has them already. They are handed to interpreters alone:
+    what any other program prints of its environment stays what it was.
     """
 
     def before(_: Any, frame: FrameType) -> None:

@@ -78,7 +78,7 @@ def diagnose(trace: Trace, script: str, status: int | None = None) -> Diagnosis:
         findings=judgement.findings,
         totals=trace.totals,
         optimizers=tuple(map(_optimizer, trace.optimizers)),
-        parameters=tuple(_parameter(p, trace) for p in trace.params),
+        parameters=tuple(_parameter(p) for p in trace.params),
         windows=windows,
         sources=_sources(judgement.findings, windows),
         memory=_memory(trace.events),
@@ -92,7 +92,7 @@ def _optimizer(seen: Opt) -> OptimizerSeen:
     )
 
 
-def _parameter(seen: Param, trace: Trace) -> ParameterSeen:
+def _parameter(seen: Param) -> ParameterSeen:
     owner = seen.owners[-1] if seen.owners else None
     name = seen.name or f"{'parameter' if seen.is_parameter else 'leaf'} {seen.index}"
     return ParameterSeen(

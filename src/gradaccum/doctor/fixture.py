@@ -1,13 +1,13 @@
 """The pytest plugin: a test that asks for `training_doctor` fails if its loop has a fault.
 
-Loaded by pytest in every run of an environment that has gradaccum, so it imports torch only in tests
-that ask for the fixture.
+pytest loads it in every run where gradaccum is installed, so it imports torch only in tests that
+ask for the fixture.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,9 +37,9 @@ def training_doctor() -> Generator[Watch]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Judge while the test still runs: what a fixture finds after it would be an error of its own."""
+    """Judge while the test runs: what a fixture finds after it would be an error of its own."""
     result = yield
-    trace = pyfuncitem.funcargs.get("training_doctor")
+    trace: Any = pyfuncitem.funcargs.get("training_doctor")
     if trace is not None:
         trace.close()
         if any(finding.severity != "note" for finding in trace.findings):

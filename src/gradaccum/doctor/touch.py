@@ -1,9 +1,9 @@
 """Calls that are noticed without a frame of ours on the stack.
 
-A wrapper function would show in every traceback, move the line that a warning names, and change what
-`inspect` says. Python's own protocol offers two places that run before and after a call and are gone
-while it runs: a descriptor's `__get__`, which hands out the function that is called next, and the
-`__del__` of that function, which runs as soon as the call is over, whether it returned or raised.
+A wrapper function would show in every traceback, move the line that a warning names, and change
+what `inspect` says. Python's own protocol offers two places that run before and after a call and
+are gone while it runs: a descriptor's `__get__`, which hands out the function that is called next,
+and the `__del__` of that function, which runs once the call is over, whether it returned or raised.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 __all__ = ["RUNNING", "FunctionTouch", "MethodTouch", "Patches", "Then"]
 
 Before = Callable[[Any, FrameType], Any]
-"""Is given the object (or None for a function) and the caller's frame; returns what `after` gets, or
-None if the end need not be noticed."""
+"""Is given the object (or None for a function) and the caller's frame; returns what `after` gets,
+or None if the end need not be noticed."""
 After = Callable[[Any], None]
 
 
@@ -56,7 +56,7 @@ class _Callee:
     _object: Any = None
 
     def __reduce__(self) -> str:
-        return self.__qualname__  # pickled by its name, as a function is
+        return str(self.__qualname__)  # type: ignore[attr-defined] # pickled by its name, as a function is
 
 
 class FunctionTouch(_Callee):

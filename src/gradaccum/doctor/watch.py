@@ -113,8 +113,7 @@ class Watch:
 def watch() -> Watch:
     """Record the training inside a `with` block; unmodified code, hooks removed at its end.
 
-    The hooks are the process's: all training in it is seen, whoever runs it. Nothing is replaced that
-    the code inside could tell: see `docs/doctor.md`.
+    The hooks are the process's: all training in it is seen, whoever runs it.
 
     Example:
         ```python

@@ -1,9 +1,9 @@
 """Runs in the script's own interpreter before the script: waits for torch, then sets the hooks.
 
 Python runs a module of this name at its start. This one is found first because `gradaccum doctor`
-puts its folder into PYTHONPATH; it takes all traces of that away, runs the `sitecustomize` that would
-have been found without it, and ends as one that was never there. It imports nothing that Python has
-not loaded itself, so the script meets the modules that it would meet without it.
+puts its folder into PYTHONPATH; it takes all traces of that away, runs the `sitecustomize` that
+would have been found without it, and ends as one that was never there. It imports nothing that
+Python has not loaded itself, so the script meets the modules that it would meet without it.
 """
 
 import os
@@ -27,7 +27,7 @@ def _leave_no_trace():
     if "GRADACCUM_DOCTOR" in saved:
         # Children inherit what C sees; the script reads what Python sees.
         os.putenv("GRADACCUM_DOCTOR", saved["GRADACCUM_DOCTOR"])
-        os.putenv("PYTHONPATH", mine)
+        os.putenv("PYTHONPATH", mine or here)
         if before is not None:
             os.putenv("GRADACCUM_DOCTOR_PATH", before)
     return saved.get("GRADACCUM_DOCTOR"), here
@@ -36,23 +36,11 @@ def _leave_no_trace():
 def _original_customization():
     sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401, PLC0415 - the one that would have been found without us
+        return __import__("sitecustomize")  # the one that would have been found without us
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
         return None
-    return sys.modules["sitecustomize"]
-
-
-class _OnceDone:
-    """A call that says when it is over: no frame of ours is in the traceback if it fails."""
-
-    def __init__(self, loader, then):
-        self._loader = loader
-        self._then = then
-
-    def __del__(self):
-        self._then()
 
 
 class _Handing:
@@ -64,7 +52,17 @@ class _Handing:
         return owner._loader.exec_module
 
 
-_OnceDone.__call__ = _Handing()
+class _OnceDone:
+    """A call that says when it is over: no frame of ours is in the traceback if it fails."""
+
+    __call__ = _Handing()
+
+    def __init__(self, loader, then):
+        self._loader = loader
+        self._then = then
+
+    def __del__(self):
+        self._then()
 
 
 class _Finder:
@@ -87,10 +85,7 @@ class _Finder:
         loader = getattr(spec, "loader", None)
         if loader is None or not hasattr(loader, "exec_module"):
             return spec
-        try:
-            loader.exec_module = _OnceDone(loader, self._loaded)
-        except AttributeError:
-            pass
+        loader.exec_module = _OnceDone(loader, self._loaded)
         return spec
 
     def _loaded(self):
@@ -105,7 +100,7 @@ def _start(target):
             from gradaccum.doctor.arrive import arrive  # noqa: PLC0415 - once torch is there
 
             arrive(torch, target)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the script must run all the same
             sys.stderr.write(f"gradaccum doctor: no hooks: {type(error).__name__}: {error}\n")
 
     sys.meta_path.insert(0, _Finder(then))

@@ -21,7 +21,7 @@ _FACTORS = ("MulBackward0", "DivBackward0")
 
 
 class _Token:
-    """Lies in a graph's last node, whose life it shares: autograd's nodes take no weak references."""
+    """Lies in a graph's node, whose life it shares: autograd's nodes take no weak references."""
 
     __slots__ = ("__weakref__",)
 
@@ -113,7 +113,7 @@ class _Watch:
         return note
 
     def _cheap(self, note: dict[str, Any], loss: Any) -> None:
-        """What every backward is asked: the loss where it lies on the host, and who keeps graphs."""
+        """What every backward is asked: the loss where it lies on the host, and kept graphs."""
         cpu = loss.is_cpu and loss.numel() == 1 and not loss.is_complex()
         if cpu and type(loss) is self.recorder.torch.Tensor and self.deep.possible():
             note["loss"] = float(loss.item())

@@ -100,7 +100,7 @@ class Deep:
         if self._cuda and cuda.is_initialized():
             return int(cuda.memory_allocated())
         try:
-            # Opened and closed each time: a file kept open would change the numbers of the script's.
+            # Opened and closed each time: one kept open would change the numbers of the script's.
             file = os.open("/proc/self/statm", os.O_RDONLY)
             try:
                 return int(os.read(file, 100).split()[1]) * _PAGE

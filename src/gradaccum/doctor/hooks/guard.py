@@ -1,4 +1,4 @@
-"""Our code inside the script's calls: it never raises, never nests, and is unseen by torch's modes."""
+"""Our code inside the script's calls: never raises, never nests, is unseen by torch's modes."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gradaccum.doctor.hooks import backward, loading, modules, optimizers, scaling, writes
 from gradaccum.doctor import touch
+from gradaccum.doctor.hooks import backward, loading, modules, optimizers, scaling, writes
 from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.hooks.guard import uncompiled
 from gradaccum.doctor.touch import Patches

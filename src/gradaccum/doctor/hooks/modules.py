@@ -93,7 +93,7 @@ def install(recorder: Recorder, patches: Patches) -> None:
 
 
 class _Called:
-    """Stands as `Module.__call__`: outermost calls are noted in windows that are looked at closely."""
+    """Stands as `Module.__call__`: outermost calls are noted in windows looked at closely."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._original = vars(recorder.torch.nn.Module)["__call__"]
@@ -121,11 +121,10 @@ class _Called:
             return None  # recomputed by a checkpoint
         self._running = True
         recorder = self._recorder
-        note = (
+        return (
             type(module).__name__, bool(module.training), not recorder.torch.is_grad_enabled(),
             recorder.find(frame), recorder.now(),
         )  # fmt: skip
-        return note
 
     def _end(self, note: Any) -> None:
         self._running = False

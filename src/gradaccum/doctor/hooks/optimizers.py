@@ -77,7 +77,7 @@ class _Watch:
         recorder.inside += 1
         return None
 
-    def after_step(self, optimizer: Any, frame: FrameType) -> None:
+    def after_step(self, optimizer: Any, _: FrameType) -> None:
         """What it changed."""
         recorder = self.recorder
         if not self._notes or not recorder.stepping:

@@ -177,7 +177,7 @@ class Leaves:
         """The same for a tensor that only shares its memory with one, such as `p.data`."""
         try:
             pointer = tensor.data_ptr()
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             return None
         if not pointer:
             return None
@@ -197,7 +197,7 @@ class Leaves:
                 gradient = self._grad(tensor)
                 if gradient is not None:
                     table[gradient.data_ptr()] = ("grad.data", leaf)
-            except (RuntimeError, NotImplementedError):  # sparse, or without storage
+            except RuntimeError:  # sparse, or without storage
                 continue
         return table
 
@@ -253,7 +253,7 @@ class Leaves:
 def _pointer(tensor: Any) -> int:
     try:
         return int(tensor.data_ptr())
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return 0
 
 

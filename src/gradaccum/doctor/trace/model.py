@@ -234,14 +234,16 @@ class _Reader:
         trace.optimizers = [
             Opt(
                 o["i"], o["kind"], self._place(o["at"]), self._place(o["user"]),
-                tuple(o["params"]), o["steps"], o["lr"],
+                tuple(o["params"]), max(o["steps"], self._steps(o["i"])), o["lr"],
                 sum(self.told[i]["elements"] for i in o["params"] if i in self.told),
             )
             for o in totals.get("optimizers", ())
         ]  # fmt: skip
         if totals.get("rank"):
             trace.head = {**trace.head, "rank": totals["rank"][0], "ranks": totals["rank"][1]}
-        trace.totals = totals.get("totals") or self._counted()
+        # those of a run that was killed are as old as their last writing
+        seen, told = self._counted(), totals.get("totals", {})
+        trace.totals = {kind: max(told.get(kind, 0), seen.get(kind, 0)) for kind in {**told, **seen}}
         trace.tally = totals.get("tally", [])
         trace.modules = totals.get("modules", [])
         trace.error = totals.get("error", "")
@@ -249,6 +251,12 @@ class _Reader:
         trace.complete = bool(totals.get("ended"))
         ends = [event.end for event in trace.events[-1:]]
         trace.seconds = totals.get("seconds") or (ends[0] if ends else 0.0)
+
+    def _steps(self, optimizer: int) -> int:
+        return sum(
+            event.kind == "step" and event.get("optimizer") == optimizer
+            for event in self.trace.events
+        )
 
     def _counted(self) -> dict[str, int]:
         counts: dict[str, int] = {}

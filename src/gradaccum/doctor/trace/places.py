@@ -41,7 +41,8 @@ class Places:
     def find(self, frame: FrameType | None) -> tuple[int, int, int]:
         """Numbers of the innermost line outside torch, and of the innermost in the user's own code.
 
-        The third is the identity of the user's frame. Both numbers are -1 where there is none, the second is the first where no file is the user's.
+        The third is the identity of the user's frame. Both numbers are -1 where there is none; the
+        second is the first where no file is the user's.
         """
         at, activation = -1, 0
         kinds = self._kinds

@@ -22,7 +22,7 @@ class Sink(Protocol):
 class FileSink:
     """JSON lines, each handed to the system at once: a process that is killed has lost none.
 
-    The file is made with the first record, so a process that never trains leaves none, and it is open
+    The file is made with the first record, so a process that never trains leaves none. It is open
     only while a record is written: the script's own files keep the numbers that they would have.
     """
 

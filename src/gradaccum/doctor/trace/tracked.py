@@ -1,4 +1,4 @@
-"""What is known of each leaf: which backwards its gradient holds, and how it stood when last seen."""
+"""What is known of each leaf: whose gradients it holds, and how it stood when last seen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEPT = 64
 
 
 class Holding:
-    """The backwards whose gradients stand in a leaf's `.grad`; shared by leaves that hold the same."""
+    """Backwards whose gradients stand in a leaf's `.grad`; leaves that hold the same share it."""
 
     __slots__ = ("backwards", "held")
 
