@@ -243,7 +243,9 @@ class _Reader:
             trace.head = {**trace.head, "rank": totals["rank"][0], "ranks": totals["rank"][1]}
         # those of a run that was killed are as old as their last writing
         seen, told = self._counted(), totals.get("totals", {})
-        trace.totals = {kind: max(told.get(kind, 0), seen.get(kind, 0)) for kind in {**told, **seen}}
+        trace.totals = {
+            kind: max(told.get(kind, 0), seen.get(kind, 0)) for kind in {**told, **seen}
+        }
         trace.tally = totals.get("tally", [])
         trace.modules = totals.get("modules", [])
         trace.error = totals.get("error", "")
