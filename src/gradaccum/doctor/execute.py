@@ -1,7 +1,7 @@
 """Runs the script: a real `python` with the hooks inside, watched from outside to its end.
 
-The script has an interpreter of its own, so argv, `sys.path`, tracebacks, exit codes and signals are
-Python's, not an imitation; and whatever kills it, somebody is left to write the report.
+The script has an interpreter of its own, so argv, `sys.path`, tracebacks, exit codes and signals
+are Python's, not an imitation; and whatever kills it, somebody is left to write the report.
 """
 
 from __future__ import annotations

@@ -172,10 +172,16 @@ class _Reader:
                 continue
             if number == 0:
                 self._head(record)
-            self._take(record)
+            try:
+                self._take(record)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+                raise _no_trace(self.name, f"line {number + 1} is not a record") from None
         if not self.trace.head:
             raise _no_trace(self.name, "it is empty or begins with something else")
-        self._finish()
+        try:
+            self._finish()
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise _no_trace(self.name, "a record lacks what belongs to it") from None
         return self.trace
 
     def _head(self, record: Any) -> None:
