@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -128,7 +129,12 @@ def _environment(short: Mapping[str, str]) -> Environment:
         return short.get(path, path)
 
     made.filters.update(
-        number=number, duration=duration, plural=plural, ticked=_ticked, short=shortened
+        number=number,
+        duration=duration,
+        plural=plural,
+        ticked=_ticked,
+        short=shortened,
+        unbroken=_unbroken,
     )
     return made
 
@@ -161,6 +167,11 @@ def _ticked(text: str) -> Markup:
         Markup("<code>{}</code>").format(part) if place % 2 else escape(part)
         for place, part in enumerate(parts)
     )
+
+
+def _unbroken(text: Markup) -> Markup:
+    """A large line that breaks inside `micro-batch` reads badly."""
+    return Markup(re.sub(r"\bmicro-batch(?:es)?\b", r'<span class="whole">\g<0></span>', str(text)))
 
 
 def _hash(text: str) -> str:

@@ -154,6 +154,8 @@ def _expected(
 ) -> dict[tuple[int, str], float]:
     """Each micro-batch's share: by its count where they are known, of what the update sums to."""
     found: dict[tuple[int, str], float] = {}
+    if not window.whole:  # what it sums to was not seen
+        return found
     for one in series(story, window, factor):
         if not one.known or not one.total:
             continue
