@@ -193,7 +193,7 @@ with ga.watch() as trace:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
-    """Windows of every length, leaves that are new in each batch: all is counted, little is kept."""
+    """Windows of any length, leaves new in each batch: all is counted, little is kept."""
     (tmp_path / "long.py").write_text(LONG)
     done = run([sys.executable, "long.py"], tmp_path)
     assert done.code == 0, done.stderr
