@@ -131,6 +131,8 @@ class _Watch:
                 if len(recorder.leaves.all) != known or self._named < 0:
                     self._named = len(recorder.leaves.all)
                     recorder.name(frame)
+                    if self.deep.possible():
+                        self.deep.remember(recorder.leaves.live)
             if not self.deep.possible():
                 return
             if "loss" not in note and recorder.segments.deep:

@@ -10,11 +10,13 @@ from typing import Any
 
 from gradaccum.doctor.trace.tracked import Tracked
 
-__all__ = ["Deep"]
+__all__ = ["Deep", "distance"]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 SAMPLE = 64
 """Elements of a leaf that are compared before and after."""
+KEPT = 2000
+"""Parameters whose way over the whole run is told."""
 
 
 class Deep:
@@ -94,6 +96,23 @@ class Deep:
             found[leaf.index] = flat[::stride][:SAMPLE].double().tolist()
         return found
 
+    def remember(self, leaves: Iterable[Tracked]) -> None:
+        """Keep some elements of parameters that are new, to tell at the end how far they went."""
+        for leaf in leaves:
+            if leaf.sample is None and leaf.is_parameter and leaf.index < KEPT:
+                leaf.sample = self.sample([leaf], gradient=False)
+
+    def gone(self, leaf: Tracked) -> float | None:
+        """How far a parameter has gone since, relative to where it was.
+
+        On the host alone: at the end of a run a device may never answer.
+        """
+        tensor = leaf.reference()
+        if not leaf.sample or tensor is None or not tensor.is_cpu:
+            return None
+        far = distance(leaf.sample, self.sample([leaf], gradient=False))
+        return far if far is not None and math.isfinite(far) else None
+
     def memory(self) -> int | None:
         """Bytes in use: of the accelerator where there is one, else of this process."""
         cuda = self._torch.cuda
@@ -108,26 +127,6 @@ class Deep:
                 os.close(file)
         except (OSError, ValueError):
             return None
-
-
-def ratio(before: dict[int, list[float]], after: dict[int, list[float]]) -> float | None:
-    """The one factor between two samples; `None` where there is none.
-
-    Products in the tensors' dtype round: factors are one if they differ by less than 1e-2 relative
-    for half precision and 1e-5 else, so 1e-2 bounds a factor's error and the median is given.
-    """
-    factors = [
-        b / a
-        for index, values in before.items()
-        for a, b in zip(values, after.get(index, ()), strict=False)
-        if a and math.isfinite(a) and math.isfinite(b)
-    ]
-    if not factors:
-        return None
-    factors.sort()
-    middle = factors[len(factors) // 2]
-    spread = max(abs(factors[0] - middle), abs(factors[-1] - middle))
-    return middle if spread <= 1e-4 * abs(middle) else None
 
 
 def distance(before: dict[int, list[float]], after: dict[int, list[float]]) -> float | None:

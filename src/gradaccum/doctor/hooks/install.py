@@ -20,6 +20,7 @@ def install(recorder: Recorder) -> Callable[[], None]:
     patches = Patches()
     deep = Deep(recorder.torch)
     handles: list[Any] = []
+    recorder.gone = deep.gone
 
     def remove() -> None:
         recorder.closed = True

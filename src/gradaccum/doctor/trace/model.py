@@ -236,7 +236,8 @@ class _Reader:
         self.told.update({param["i"]: param for param in totals.get("params", ())})
         counts = totals.get("counts", [])
         for index in sorted(self.told):
-            trace.params.append(_param(self.told[index], counts[index : index + 1]))
+            far = totals.get("changes", [])[index : index + 1]
+            trace.params.append(_param(self.told[index], counts[index : index + 1], far))
         trace.optimizers = [
             Opt(
                 o["i"], o["kind"], self._place(o["at"]), self._place(o["user"]),
@@ -273,9 +274,10 @@ class _Reader:
         return counts
 
 
-def _param(told: dict[str, Any], counts: list[list[Any]]) -> Param:
+def _param(told: dict[str, Any], counts: list[list[Any]], far: list[float | None]) -> Param:
     c = counts[0] if counts else [0, 0, 0, 0, None, 0, []]
     return Param(
         told["i"], told["name"], tuple(told["shape"]), told["dtype"], told["elements"],
         tuple(told["owners"]), told["parameter"], c[0], c[1], c[2], c[3], c[4], c[5], tuple(c[6]),
+        far[0] if far else None,
     )  # fmt: skip

@@ -99,6 +99,8 @@ class Recorder:
         self.trouble = ""
         self.closed = False
         self.rank: tuple[int, int] | None = None
+        self.gone: Callable[[Tracked], float | None] | None = None
+        """How far a parameter has gone over the run."""
         self.begin(sink, head)
 
     def begin(self, sink: Sink, head: dict[str, Any]) -> None:
@@ -438,12 +440,25 @@ class Recorder:
                 "optimizers": [self._optimizer(o) for o in self.optimizers],
                 "params": [_told(leaf) for leaf in leaves],
                 "counts": [_counts(leaf) for leaf in leaves],
+                "changes": self._changes() if ended else [],
                 "modules": self.modules,
                 "trouble": self.trouble,
                 "error": "" if last is None else _line(last),
                 "ended": ended,
             }
         )
+
+    def _changes(self) -> list[float | None]:
+        if self.gone is None or not self.enter():
+            return []
+        try:
+            with self.torch._C.DisableTorchFunction(), self.torch.no_grad():
+                return [self.gone(leaf) for leaf in self.leaves.all]
+        except Exception as error:  # noqa: BLE001 - the trace is worth more
+            self.fail(error, "finish")
+            return []
+        finally:
+            self.leave()
 
     def _optimizer(self, record: Optimizer) -> dict[str, Any]:
         return {
