@@ -30,10 +30,15 @@ def listen_to_children(folder: str) -> None:
         if isinstance(environment, list) and _is_python(command):
             _add(environment, folder)
 
-    name = "_fork_exec" if hasattr(subprocess, "_fork_exec") else None
-    if name is not None:
-        original = getattr(subprocess, name)
-        setattr(subprocess, name, FunctionTouch(original, _quietly(before), None))
+    holders: tuple[tuple[Any, str], ...] = (
+        (subprocess, "_fork_exec"),
+        (getattr(subprocess, "_posixsubprocess", None), "fork_exec"),  # Python 3.10
+    )
+    for holder, name in holders:
+        original = getattr(holder, name, None)
+        if original is not None:
+            setattr(holder, name, FunctionTouch(original, _quietly(before), None))
+            return
 
 
 def _quietly(before: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import get_ident as _ident
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -35,11 +36,14 @@ def guarded(recorder: Recorder, before: Callable[[Any, FrameType], Any]) -> Befo
 
     compiler = recorder.torch._C._dynamo.eval_frame.set_eval_frame
 
+    busy = recorder.busy
+
     def run(owner: Any, frame: FrameType) -> Any:
-        compiling = compiler(None)
-        if not recorder.enter():
-            compiler(compiling)
+        thread = _ident()
+        if thread in busy or not recorder.listening():
             return None
+        compiling = compiler(None)
+        busy.add(thread)
         try:
             with hidden():
                 return before(owner, frame)
@@ -47,7 +51,7 @@ def guarded(recorder: Recorder, before: Callable[[Any, FrameType], Any]) -> Befo
             recorder.fail(error, name)
             return None
         finally:
-            recorder.leave()
+            busy.discard(thread)
             compiler(compiling)
 
     uncompiled(recorder.torch, run)
@@ -61,18 +65,21 @@ def guarded_after(recorder: Recorder, after: Callable[[Any], None]) -> After:
 
     compiler = recorder.torch._C._dynamo.eval_frame.set_eval_frame
 
+    busy = recorder.busy
+
     def run(note: Any) -> None:
-        compiling = compiler(None)
-        if not recorder.enter():
-            compiler(compiling)
+        thread = _ident()
+        if thread in busy or not recorder.listening():
             return
+        compiling = compiler(None)
+        busy.add(thread)
         try:
             with hidden():
                 after(note)
         except Exception as error:  # noqa: BLE001 - the script must not notice
             recorder.fail(error, name)
         finally:
-            recorder.leave()
+            busy.discard(thread)
             compiler(compiling)
 
     uncompiled(recorder.torch, run)

@@ -120,10 +120,14 @@ class Recorder:
 
     # -- events ----------------------------------------------------------------------------------
 
+    def listening(self) -> bool:
+        """Whether events are to be recorded: not in a fork of the process that is recorded."""
+        return Process.number == self._process and not self.closed
+
     def enter(self) -> bool:
-        """Whether events are to be recorded: not in a fork, and not while we look ourselves."""
+        """Begin a look of our own, unless this thread is in one."""
         thread = _ident()
-        if thread in self.busy or Process.number != self._process or self.closed:
+        if thread in self.busy or not self.listening():
             return False
         self.busy.add(thread)
         return True
