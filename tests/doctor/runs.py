@@ -16,10 +16,12 @@ def diagnose(text: str, folder: Path, name: str = "train.py") -> Diagnosis:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     state = torch.get_rng_state()
+    # Kept until the watch is over, as a program's names are until it ends.
+    names: dict[str, object] = {"__name__": "__main__", "__file__": str(path)}
     code = compile(text, str(path), "exec")
     try:
         with watch() as seen, suppress(Exception):
-            exec(code, {"__name__": "__main__", "__file__": str(path)})
+            exec(code, names)
     finally:
         torch.set_rng_state(state)
     return seen.diagnosis

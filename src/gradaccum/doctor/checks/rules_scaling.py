@@ -194,8 +194,11 @@ def undefined_mean(context: Context) -> Iterator[Hit]:
                 for m in others
                 if isinstance(m.get("loss"), float) and math.isfinite(m.get("loss"))
             ]
-            terms = [t for m in fine for t in context.story.readings_of(m)]
-            if fine and any(term.masked for term in terms):
+            empty = any(
+                term.count == 0 or (term.weight is None and "not finite" in term.why)
+                for term in reading.terms
+            )
+            if fine and empty:
                 number = micros.index(event) + 1
                 yield from hit(
                     "GA203",
