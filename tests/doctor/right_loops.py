@@ -403,4 +403,23 @@ for micro in acc.microbatches(data):
     x, y = micro.batch
     micro.backward(F.cross_entropy(model(x), y), len(y), reduction="mean")
 """,
+    "a long window": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(300):
+    x, y = data[i % 8]
+    (F.cross_entropy(model(x), y) / 100).backward()
+    if (i + 1) % 100 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "gradients made beforehand": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for p in model.parameters():
+    p.grad = torch.zeros_like(p)
+for i, (x, y) in enumerate(data):
+    (F.cross_entropy(model(x), y) / 4).backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+""",
 }

@@ -172,6 +172,17 @@ for x, y in data:
     loop.take(x, y)
 """,
     ),
+    "a long window, undivided": (
+        "GA201",
+        """
+for i in range(300):
+    x, y = data[i % 8]
+    F.cross_entropy(model(x), y).backward()  #!
+    if (i + 1) % 100 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
     "ignored targets": (
         "GA203",
         """

@@ -233,12 +233,6 @@ def stale_at_first(context: Context) -> Iterator[Hit]:
                 f"the first update, which so uses {len(micros)} backwards",
                 (line, f"the first of {plural(context.updates(windows), 'update')}"),
             )
-        if any(-1 in group.backwards for group in first.used) and first.fresh:
-            yield from hit(
-                "GA104",
-                micros[-1] if micros else line,
-                "gradients stood in the parameters before any backward of this run was seen",
-            )
 
 
 def another_loss(context: Context) -> Iterator[Hit]:

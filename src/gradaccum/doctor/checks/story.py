@@ -211,12 +211,20 @@ class _Teller:
 
     def stepped(self, event: Event) -> None:
         optimizer = event.get("optimizer")
-        self.update(optimizer, event, [_group(raw) for raw in event.get("used", ())])
+        self.update(optimizer, event, [self.full(_group(raw)) for raw in event.get("used", ())])
+
+    def full(self, group: Group) -> Group:
+        """A group of which the trace names only the last backwards, with all that were followed."""
+        if group.held <= len(group.backwards):
+            return group
+        followed = self.holding.get(min(group.params), ())
+        return Group(group.params, followed, group.held) if len(followed) == group.held else group
 
     def update(self, optimizer: int | None, event: Event, used: list[Group]) -> None:
         events = self.since.get(optimizer, [])
         window = Window(optimizer, event, events[:], optimizer not in self.broken, used)
         window.order = event.n
+        window.whole = window.whole and all(one.held == len(one.backwards) for one in used)
         self.broken.discard(optimizer)
         self.since[optimizer] = []
         known = self.consumed.setdefault(optimizer, set())
@@ -238,11 +246,14 @@ class _Teller:
 
     def leftover(self) -> None:
         """Gradients that stood at the end and that no update had used."""
-        found: dict[tuple[int, ...], set[int]] = {}
+        found: dict[tuple[tuple[int, ...], int], set[int]] = {}
         for param in self.trace.params:
             if param.held:
-                found.setdefault(param.backwards, set()).add(param.index)
-        groups = [Group(frozenset(p), held, len(held)) for held, p in found.items()]
+                found.setdefault((param.backwards, param.held), set()).add(param.index)
+        groups = [
+            self.full(_group({"params": list(p), "backwards": list(numbers), "held": held}))
+            for (numbers, held), p in found.items()
+        ]
         for group in _largest(groups):
             if any(b not in self.story.used for b in group.backwards):
                 self.unused(group, END)
@@ -251,6 +262,7 @@ class _Teller:
         """Gradients that no update has used."""
         window = Window(None, None, self.since.get(None, [])[:], None not in self.broken)
         window.used = [group]
+        window.whole = window.whole and group.held == len(group.backwards)
         window.fresh = [b for b in group.backwards if b not in self.story.used]
         window.stale = [b for b in group.backwards if b in self.story.used]
         window.order = order
@@ -285,7 +297,8 @@ def _group(raw: dict[str, object]) -> Group:
     assert isinstance(params, list)
     assert isinstance(backwards, list)
     assert isinstance(held, int)
-    return Group(frozenset(params), tuple(backwards), held)
+    known = tuple(number for number in backwards if number >= 0)  # -1 stood there before the run
+    return Group(frozenset(params), known, held - (len(backwards) - len(known)))
 
 
 def _waste(story: Story) -> None:
