@@ -1,7 +1,7 @@
 """Where the `gradaccum` command starts: what checks at once, all else through cli.py.
 
-A pre-commit hook pays for every import, and typer alone costs more than linting a script; the doctor's
-own process stays while the script runs.
+A pre-commit hook pays for every import, and typer alone costs more than linting a script; the
+doctor's own process stays while the script runs.
 """
 
 from __future__ import annotations

@@ -218,7 +218,10 @@ class Leaves:
     def name(self) -> list[dict[str, Any]]:
         """Name leaves by the modules that hold them; returns the modules worth telling of."""
         module = self._torch.nn.Module
-        modules = [o for o in gc.get_objects() if module in type(o).__mro__]
+        objects = gc.get_objects()
+        kinds = {kind for kind in set(map(type, objects)) if module in kind.__mro__}
+        modules = [o for o in objects if type(o) in kinds]
+        del objects
         inner = {id(c) for m in modules for c in _parts(m, "_modules") if c is not None}
         told: list[dict[str, Any]] = []
         before = {id(m): w[1] for w in self.watched if (m := w[0]()) is not None}
