@@ -422,4 +422,189 @@ for i, (x, y) in enumerate(data):
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
 """,
+    "cleared where the window opens": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i, (x, y) in enumerate(data):
+    if i % 4 == 0:
+        optimizer.zero_grad()
+    (F.cross_entropy(model(x), y) / 4).backward()
+    if i % 4 == 3:
+        optimizer.step()
+""",
+    "cleared before and after": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer.zero_grad()
+for epoch in range(2):
+    optimizer.zero_grad()
+    for i, (x, y) in enumerate(data):
+        (F.cross_entropy(model(x), y) / 4).backward()
+        if i % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    "one optimizer every other update": """
+fast = torch.optim.SGD(model[0].parameters(), lr=0.1)
+slow = torch.optim.SGD(model[2].parameters(), lr=0.1)
+for i, (x, y) in enumerate(data):
+    F.cross_entropy(model(x), y).backward()
+    fast.step()
+    fast.zero_grad()
+    if i % 2 == 1:
+        slow.step()
+        slow.zero_grad()
+""",
+    "gradients projected by hand": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in data:
+    slopes = []
+    for loss in (lambda: F.cross_entropy(model(x), y), lambda: model(x).pow(2).mean()):
+        optimizer.zero_grad()
+        loss().backward()
+        slopes.append([p.grad.clone() for p in model.parameters()])
+    for p, first, second in zip(model.parameters(), *slopes):
+        p.grad = first + second - (first * second).sum().clamp(max=0) * second
+    optimizer.step()
+""",
+    "a policy improved in passes": """
+optimizer = torch.optim.Adam(model.parameters())
+for x, y in data[:4]:
+    with torch.no_grad():
+        old = model(x).log_softmax(1)[torch.arange(4), y]
+    for _ in range(3):
+        new = model(x).log_softmax(1)[torch.arange(4), y]
+        ratio = (new - old).exp()
+        loss = -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+""",
+    "an encoder of sums": """
+optimizer = torch.optim.Adam(model.parameters())
+for i, (x, _) in enumerate(data):
+    mean, spread = model(x).chunk(2, dim=1)
+    loss = (mean.pow(2).sum() + 0.5 * (spread.exp() - spread - 1).sum()) / len(x)
+    (loss / 2).backward()
+    if i % 2 == 1:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "taught by another": """
+teacher = copy.deepcopy(model).eval()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i, (x, y) in enumerate(data):
+    with torch.no_grad():
+        wanted = teacher(x).softmax(1)
+    out = model(x)
+    loss = 0.5 * F.cross_entropy(out, y)
+    loss = loss + 0.5 * F.kl_div(out.log_softmax(1), wanted, reduction="batchmean")
+    (loss / 4).backward()
+    if i % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "data taken by next": """
+optimizer = torch.optim.AdamW(model.parameters())
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+stream = itertools.cycle(data)
+x, y = next(stream)
+for update in range(4):
+    for micro in range(3):
+        loss = F.cross_entropy(model(x), y) / 3
+        x, y = next(stream)
+        loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    schedule.step()
+""",
+    "a tail by its own length": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for start in range(0, 7, 3):
+        window = data[start : min(start + 3, 7)]
+        for x, y in window:
+            (F.cross_entropy(model(x), y) / len(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "several passes over one batch": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in data:
+    state = torch.zeros(4, 2)
+    for _ in range(3):
+        state = state.detach() + model(x)
+        F.cross_entropy(state, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "weights swapped for the evaluation": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = [p.detach().clone() for p in model.parameters()]
+for i, (x, y) in enumerate(data):
+    (F.cross_entropy(model(x), y) / 2).backward()
+    if i % 2 == 1:
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            now = [p.clone() for p in model.parameters()]
+            for p, old in zip(model.parameters(), kept):
+                p.copy_(old)
+            score = F.cross_entropy(model(x), y).item()
+            for p, new in zip(model.parameters(), now):
+                p.copy_(new)
+""",
+    "noise added to gradients": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i, (x, y) in enumerate(data):
+    (F.cross_entropy(model(x), y) / 2).backward()
+    if i % 2 == 1:
+        for p in model.parameters():
+            p.grad.add_(0.01 * torch.randn_like(p))
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "a rate that warms up": """
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
+for i in range(24):
+    x, y = data[i % 8]
+    (F.cross_entropy(model(x), y) / 4).backward()
+    if i % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+""",
+    "saved after each update": """
+optimizer = torch.optim.AdamW(model.parameters())
+for i, (x, y) in enumerate(data):
+    (F.cross_entropy(model(x), y) / 4).backward()
+    if i % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+model.load_state_dict(saved[0])
+optimizer.load_state_dict(saved[1])
+""",
+    "layers thawed and added": """
+model[0].requires_grad_(False)
+optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+for i, (x, y) in enumerate(data):
+    if i == 4:
+        model[0].requires_grad_(True)
+        optimizer.add_param_group({"params": list(model[0].parameters())})
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+""",
+    "a penalty on every second batch": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i, (x, y) in enumerate(data):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    if i % 2:
+        loss = loss + 0.01 * sum(p.pow(2).sum() for p in model.parameters())
+    loss.backward()
+    optimizer.step()
+""",
 }

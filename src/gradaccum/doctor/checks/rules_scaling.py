@@ -43,7 +43,8 @@ def not_divided(context: Context) -> Iterator[Hit]:
             late = divided_late(place_of(context.story.micros(window)[-1]))
             why = "divided late" if late else context.are_micros(window, line)
             whole = [one for one in terms if one.known and _undivided(one, why)]
-            if why and len(whole) == len(terms) == 1:
+            shared = _stepped_between(context, window)
+            if why and not shared and len(whole) == len(terms) == 1:
                 yield from _whole(context, line, windows, window, late)
                 context.wrong.extend(other for other, _ in alike)
                 break
@@ -56,6 +57,17 @@ def not_divided(context: Context) -> Iterator[Hit]:
             if beside := _beside(terms, len(window.fresh)):
                 yield from _partly(context, window, *beside)
                 break
+
+
+def _stepped_between(context: Context, window: Window) -> bool:
+    """Whether another optimizer has stepped on this window's micro-batches before it was full."""
+    micros = context.story.micros(window)
+    return any(
+        event.get("optimizer") != window.optimizer
+        and micros[0].n < event.n < micros[-1].n
+        and any(set(window.fresh) & set(g["backwards"]) for g in event.get("used", ()))
+        for event in window.of("step")
+    )
 
 
 def _whole(
@@ -134,7 +146,7 @@ def divided_twice(context: Context) -> Iterator[Hit]:
                 for one in terms
                 if one.known and one.divided_by(count) >= 2 and close(one.total, 1 / count)
             ]
-            if twice:
+            if twice and len(twice) == len(terms):
                 yield from hit(
                     "GA202",
                     context.story.micros(window)[-1],
@@ -218,7 +230,7 @@ def wrong_length(context: Context) -> Iterator[Hit]:
         told = [
             (window, one.divisor, len(window.fresh))
             for window, terms in _plain(context, windows)
-            for one in terms[:1]
+            for one in _means(terms)[:1]
             if _one_line(context, window)
         ]
         sizes = [(size, divisor) for _, divisor, size in told if divisor]
@@ -288,6 +300,12 @@ def _judge(context: Context, windows: list[Window], seen: _Lengths) -> list[Hit]
     if len(sizes) == 1 and sizes[0] >= 2 and short:
         return seen.hit("GA204", f": the update is {sizes[0]}/{every} of the mean")
     return []
+
+
+def _means(terms: list[Series]) -> list[Series]:
+    """Terms whose weight is that of a mean; a sum's own divisor may be anything's number."""
+    kinds = ("mean", "none")
+    return [one for one in terms if one.terms[0].reduction in kinds or one.terms[0].masked]
 
 
 def irregular(context: Context) -> Iterator[Hit]:

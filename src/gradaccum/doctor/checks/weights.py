@@ -42,15 +42,11 @@ class Series:
         return [term.count for term in self.terms]
 
     def divided_by(self, number: int) -> int:
-        """How often a factor 1/number stands on the way to the term, at every micro-batch."""
-        return min(
-            sum(
-                close(one.value if one.how == "div" else 1 / one.value, number)
-                for one in term.factors
-                if one.value
-            )
-            for term in self.terms
-        )
+        """How often a factor 1/number stands on the way to the term, at every micro-batch.
+
+        A coefficient and a division are not the same thing twice, so the two are counted apart.
+        """
+        return min(max(_times(term, how, number) for how in ("div", "mul")) for term in self.terms)
 
     @property
     def divisor(self) -> int | None:
@@ -66,6 +62,11 @@ class Series:
     def known(self) -> bool:
         """Whether every weight is known."""
         return all(term.weight is not None for term in self.terms)
+
+
+def _times(term: Term, how: str, number: int) -> int:
+    values = [one.value for one in term.factors if one.how == how and one.value]
+    return sum(close(value if how == "div" else 1 / value, number) for value in values)
 
 
 def close(first: float, second: float) -> bool:
