@@ -6,6 +6,5 @@ The torch side of the doctor: imported only once the script itself has imported 
 from __future__ import annotations
 
 from gradaccum.doctor.ledger.read import read as read
-from gradaccum.doctor.ledger.survey import survey as survey
 
-__all__ = ["read", "survey"]
+__all__ = ["read"]
