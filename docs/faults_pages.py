@@ -10,11 +10,12 @@ HERE = Path(__file__).parent / "faults"
 
 
 def page(fault: Fault) -> str:
-    seen = "the linter and the doctor" if fault.static else "the doctor"
+    tools = ["the linter"] * fault.static + ["the doctor"] * fault.runtime
+    seen = "seen by " + " and ".join(tools) if tools else "seen by neither linter nor doctor"
     return f"""\
 # {fault.code}: {fault.title}
 
-*{fault.severity.capitalize()}; seen by {seen}.*
+*{fault.severity.capitalize()}; {seen}.*
 
 {fault.what}
 

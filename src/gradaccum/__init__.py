@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradaccum.coupling.check import assert_splittable as assert_splittable
     from gradaccum.coupling.check import check as check
+    from gradaccum.doctor.watch import watch as watch
     from gradaccum.engine.accumulator import Accumulator as Accumulator
     from gradaccum.engine.loop import Microbatch as Microbatch
     from gradaccum.engine.memory.fit import fit as fit
@@ -37,6 +38,7 @@ _HOME = {
     "check": "gradaccum.coupling.check",
     "fit": "gradaccum.engine.memory.fit",
     "plan": "gradaccum.planner.pack",
+    "watch": "gradaccum.doctor.watch",
 }
 
 __all__ = sorted([*_HOME, "__version__"])

@@ -127,5 +127,21 @@ def _checking(name: str, arguments: list[str]) -> int:
     return command.main(name, arguments)
 
 
+@app.command("doctor", context_settings=_PASS_ON, help="Run a script and judge its loop.")
+def _doctor(context: typer.Context) -> None:
+    raise typer.Exit(_watching("doctor", context.args))
+
+
+@app.command("report", context_settings=_PASS_ON, help="Show the doctor's report again.")
+def _report(context: typer.Context) -> None:
+    raise typer.Exit(_watching("report", context.args))
+
+
+def _watching(name: str, arguments: list[str]) -> int:
+    from gradaccum.doctor import command  # noqa: PLC0415 - front.py starts these two without typer
+
+    return command.main(name, arguments)
+
+
 if __name__ == "__main__":
     main()

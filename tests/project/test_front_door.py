@@ -36,6 +36,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "check",
         "fit",
         "plan",
+        "watch",
     ]
     for name in ga.__all__:
         assert getattr(ga, name) is not None

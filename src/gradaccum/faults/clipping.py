@@ -53,6 +53,17 @@ except RuntimeError:
     pass
 """
 
+_TIED = """\
+words = nn.Embedding(3, 2)
+head = nn.Linear(2, 3, bias=False)
+head.weight = words.weight
+nn.init.ones_(head.weight)
+head(words(torch.arange(3))).sum().backward()
+shared = [*words.parameters(), *head.parameters()]
+nn.utils.clip_grad_norm_({clipped}, 1.0)
+figure = round(head.weight.grad.norm().item(), 3)
+"""
+
 FAULTS = (
     Fault(
         code="GA401",
@@ -325,5 +336,20 @@ nn.utils.clip_grad_norm_(nn.ModuleList([embedding, head]).parameters(), 1.0)
 figure = round(head.weight.grad.norm().item(), 3)
 """,
         figures=(0.031, 1.0),
+    ),
+    Fault(
+        code="GA415",
+        title="a parameter is clipped twice",
+        severity="error",
+        what="The list given to the clip holds the same parameter more than once, as when modules "
+        "that share a weight are listed one by one.",
+        why="Its gradient counts twice in the norm and is multiplied twice: the norm after the "
+        "clip is {bad} instead of {good}.",
+        mend="Clip `model.parameters()`, which names each parameter once, or "
+        "`list(dict.fromkeys(parameters))`.",
+        bad=_TIED.format(clipped="shared"),
+        good=_TIED.format(clipped="list(dict.fromkeys(shared))"),
+        figures=(0.034, 1.0),
+        static=False,
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,8 +44,8 @@ class Fault:
     usual: bool = True
     """Whether the linter reports it without being asked by `--select`."""
     prelude: str = PRELUDE
-    runtime: Callable[..., object] | None = None
-    """The doctor's detector."""
+    runtime: bool = True
+    """Whether the doctor can see it in a run; its detectors are in `gradaccum.doctor.checks`."""
 
     @property
     def reason(self) -> str:

@@ -149,6 +149,7 @@ for i, (x, y) in enumerate(data):
 figure = total / batches
 """,
         figures=(30.0, 7.5),
+        runtime=False,
     ),
     Fault(
         code="GA206",

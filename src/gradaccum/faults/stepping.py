@@ -22,6 +22,59 @@ for x, y in data[:2]:
     optimizer.step()
 figure = model.weight.item()
 """
+_RESUME = """\
+def train(model, optimizer, batches):
+    for number, (x, y) in batches:
+        (nn.functional.mse_loss(model(x), y) / every).backward()
+        if number % every == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+stream = list(enumerate(data + data, start=1))
+train(model, optimizer, stream[:{saved}])
+state = model.state_dict(), optimizer.state_dict()
+resumed = nn.Linear(1, 1, bias=False)
+again = torch.optim.SGD(resumed.parameters(), lr=1.0)
+resumed.load_state_dict(state[0])
+again.load_state_dict(state[1])
+train(resumed, again, stream[{saved}:])
+figure = resumed.weight.item()
+"""
+_SKIP = """\
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+for x in (1.0, float("inf"), 1.0):
+    optimizer.zero_grad()
+    scaler.scale(model(torch.full((1, 1), x)).sum()).backward()
+    scaler.step(optimizer)
+    before = scaler.get_scale()
+    scaler.update()
+    if scaler.get_scale() >= before:
+        schedule.step()
+figure = schedule.get_last_lr()[0]
+"""
+_PLANNED = """\
+import math
+
+loader = data + data[:2]
+epochs, figure = 2, 0
+schedule = torch.optim.lr_scheduler.OneCycleLR(
+    optimizer, 0.1, total_steps=epochs * math.ceil(len(loader) / every)
+)
+try:
+    for epoch in range(epochs):
+        for i, (x, y) in enumerate(loader):
+            window = min(every, len(loader) - i // every * every)
+            (nn.functional.mse_loss(model(x), y) / window).backward()
+            if (i + 1) % every == 0 or i + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+                figure += 1
+except ValueError:
+    pass
+"""
 _SIX = PRELUDE.replace("(1.0, 2.0, 3.0, 4.0)", "(1.0, 1.0, 1.0, 1.0, 9.0, 9.0)")
 
 FAULTS = (
@@ -408,5 +461,49 @@ for i, x in enumerate(loader):
 figure = planned
 """,
         figures=(2.0, 3.0),
+    ),
+    Fault(
+        code="GA315",
+        title="a state is saved inside a window",
+        severity="warning",
+        what="`state_dict()` is taken while micro-batches are pending. Gradients are part of "
+        "neither the model's nor the optimizer's state.",
+        why="The first update after the resume lacks the micro-batches that were computed before: "
+        "the weight is {bad} instead of {good}.",
+        mend="Save right after a step; or save the gradients too, as `acc.state_dict()` of "
+        "gradaccum does.",
+        bad=_RESUME.format(saved=6),
+        good=_RESUME.format(saved=4),
+        figures=(3.5, 0.0),
+        static=False,
+    ),
+    Fault(
+        code="GA316",
+        title="the scheduler steps though the scaler skipped",
+        severity="warning",
+        what="When gradients are not finite, `scaler.step()` leaves the optimizer's step out; the "
+        "scheduler steps anyway.",
+        why="The schedule runs ahead of the updates: after two updates and one that was skipped "
+        "the rate is {bad} instead of {good}.",
+        mend="Step the scheduler only if the scale did not fall: compare `scaler.get_scale()` "
+        "before and after `scaler.update()`.",
+        bad=_SKIP.replace("    if scaler.get_scale() >= before:\n    ", ""),
+        good=_SKIP,
+        figures=(0.125, 0.25),
+        static=False,
+    ),
+    Fault(
+        code="GA317",
+        title="the schedule is planned for another number of updates",
+        severity="warning",
+        what="The schedule's length, or its warm-up's, is counted in micro-batches, or rounded "
+        "down, while the loop steps it once an update and also steps the tail.",
+        why="A schedule that is too short refuses: the loop below stops after {bad} updates "
+        "instead of {good}. One that is too long never gets past its warm-up.",
+        mend="Count updates: `epochs * math.ceil(len(loader) / every)`.",
+        bad=_PLANNED.replace("math.ceil(len(loader) / every)", "(len(loader) // every)"),
+        good=_PLANNED,
+        figures=(2.0, 4.0),
+        static=False,
     ),
 )

@@ -1,0 +1,90 @@
+"""What every rule is given: the story, and questions that several rules ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gradaccum.doctor.checks.source import gated, microbatches
+from gradaccum.doctor.checks.story import Story, Window, place_of
+from gradaccum.doctor.checks.weights import Series, close, handled, scales, series
+from gradaccum.doctor.trace.model import Event, Place, Trace
+
+__all__ = ["Context"]
+
+
+@dataclass(slots=True)
+class Context:
+    """The story and what rules have settled so far."""
+
+    story: Story
+    factor: dict[int, float] = field(default_factory=dict)
+    wrong: list[Window] = field(default_factory=list)
+    """Windows whose weights should have added up to 1."""
+    settled: set[Place] = field(default_factory=set)
+    """Lines of updates whose window length has been judged."""
+    faulty: set[int | None] = field(default_factory=set)
+    """Optimizers of which a finding already explains what follows."""
+    explained: set[int] = field(default_factory=set)
+    """Parameters of which one does."""
+    _series: dict[int, list[Series]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.factor = scales(self.story)
+
+    @property
+    def trace(self) -> Trace:
+        """The trace itself."""
+        return self.story.trace
+
+    def lines(self) -> Iterator[tuple[Place, list[Window]]]:
+        """Windows by the line of their update."""
+        yield from self.story.by_line()
+
+    def series(self, window: Window) -> list[Series]:
+        """Its terms with their weights."""
+        found = self._series.get(id(window))
+        if found is None:
+            found = self._series[id(window)] = series(self.story, window, self.factor)
+        return found
+
+    def handled(self, window: Window) -> Event | None:
+        """Where the script changed the gradients itself."""
+        return handled(window)
+
+    def updates(self, windows: list[Window]) -> int:
+        """How many updates of the run were like these."""
+        return self.story.updates(windows)
+
+    def gated(self, window: Window, line: Place) -> bool:
+        """Whether the step is known to stand under a condition in the backwards' loop."""
+        micros = self.story.micros(window)
+        return bool(micros) and gated(line, place_of(micros[-1])) is True
+
+    def are_micros(self, window: Window, line: Place | None) -> str:
+        """How the passes of an update are known to be micro-batches; empty if they are not.
+
+        Several passes over one batch, whose losses are meant to be added, look the same in a
+        trace. Micro-batches are passes between which a loader gave data, whose number a condition
+        tests, or whose loss the same line divides elsewhere.
+        """
+        micros = self.story.micros(window)
+        place = place_of(micros[-1])
+        if len(window.of("fetch")) >= len(micros):
+            return "fetched"
+        if gated(line, place) is True:
+            return "gated"
+        if microbatches(place):
+            return "fetched"
+        mine = self.series(window)
+        for other in self.story.windows:
+            count = len(other.fresh)
+            if other is window or count != len(window.fresh) or not mine:
+                continue
+            events, terms = self.story.micros(other), self.series(other)
+            if not events or place_of(events[-1]) != place or not terms or not terms[0].known:
+                continue
+            pairs = zip(mine[0].weights, terms[0].weights, strict=True)
+            if all(close(one, count * divided) for one, divided in pairs):
+                return "divided elsewhere"
+        return ""

@@ -1,0 +1,70 @@
+"""From a trace to a judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gradaccum.doctor.checks import (
+    rules_clipping,
+    rules_graphs,
+    rules_scaling,
+    rules_stepping,
+    rules_zeroing,
+)
+from gradaccum.doctor.checks.context import Context
+from gradaccum.doctor.checks.hits import Hit, finding
+from gradaccum.doctor.checks.story import tell
+from gradaccum.doctor.checks.verdict import verdict
+from gradaccum.doctor.checks.weights import chart
+from gradaccum.doctor.trace.model import Trace
+from gradaccum.records.diagnosis import TermSeen
+from gradaccum.records.finding import Finding
+
+__all__ = ["DETECTORS", "Judgement", "judge"]
+
+RULES = (
+    rules_stepping.saved_in_mid_window,
+    *rules_clipping.RULES,
+    *rules_graphs.RULES,
+    *rules_zeroing.RULES,
+    *rules_scaling.RULES,
+    *rules_stepping.RULES,
+)
+"""In an order in which what explains others comes first."""
+
+DETECTORS = frozenset(
+    f"GA{number}"
+    for number in (
+        *range(101, 106), *range(201, 205), *range(301, 310), *range(315, 318), *range(401, 408),
+        415, 501, 502, 503, 601, 602, 701, 702, 703, 801,
+    )
+)  # fmt: skip
+"""Codes that a run can give away; a test holds each to its bad loop."""
+
+_RANK = {"error": 0, "warning": 1, "note": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a run's trace shows."""
+
+    verdict: str
+    """One sentence."""
+    findings: tuple[Finding, ...] = ()
+    weights: Mapping[int, tuple[TermSeen, ...]] = field(default_factory=dict)
+    """Loss terms by the number of their backward."""
+
+
+def judge(trace: Trace) -> Judgement:
+    """Find faults in a trace, and say what its loop did."""
+    context = Context(tell(trace))
+    hits: list[Hit] = []
+    for rule in RULES:
+        hits += rule(context)
+    kept: dict[tuple[str, str, int], Hit] = {}
+    for one in hits:
+        kept.setdefault((one.code, one.place.path, one.place.line), one)
+    found = sorted(map(finding, kept.values()), key=lambda one: (_RANK[one.severity], one.line))
+    weights = chart(context.story, context.factor, context.wrong)
+    return Judgement(verdict(context, found), tuple(found), weights)

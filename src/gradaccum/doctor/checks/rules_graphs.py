@@ -1,0 +1,284 @@
+"""GA5xx to GA8xx: graphs, ranks, coupled batches, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradaccum.doctor.checks.context import Context
+from gradaccum.doctor.checks.hits import Hit, hit, plural
+from gradaccum.doctor.checks.source import keeps, lines_that
+from gradaccum.doctor.checks.story import Window, place_of
+from gradaccum.doctor.trace.model import Event, Place
+
+__all__ = ["RULES"]
+
+_NARROW = {"bfloat16", "float16"}
+_MANY = 32
+"""Micro-batches from which on a sum in bfloat16 is off by a percent (measured: 0.7% at 32)."""
+
+
+def counted_again(context: Context) -> Iterator[Hit]:
+    """GA502: one graph is differentiated in several backwards of an update."""
+    for window in [*context.story.windows, *context.story.open]:
+        seen: dict[int, Event] = {}
+        again: dict[int, int] = {}
+        last: Event | None = None
+        for event in context.story.micros(window):
+            for term in context.story.readings_of(event):
+                if term.serial < 0 or term.serial >= 1 << 62:
+                    continue
+                if term.serial in seen:
+                    again[term.serial] = again.get(term.serial, 1) + 1
+                    last = event
+                seen.setdefault(term.serial, event)
+        if again and last is not None:
+            first = seen[next(iter(again))]
+            yield from hit(
+                "GA502",
+                last,
+                f"{plural(len(again), 'loss').replace('losss', 'losses')} of this update are "
+                f"differentiated more than once, the first {max(again.values())} times: each time "
+                "it is added to the gradient again",
+                (first, "differentiated here first"),
+            )
+            return
+    yield from _graph_of_the_gradient(context)
+
+
+def _graph_of_the_gradient(context: Context) -> Iterator[Hit]:
+    for line, windows in context.lines():
+        kept = []
+        for window in windows:
+            micros = context.story.micros(window)
+            if micros and micros[-1].get("create") and not window_uses(window, micros[-1]):
+                kept.append(micros[-1])
+        if kept and len(kept) * 2 >= len(windows):
+            yield from hit(
+                "GA502",
+                kept[0],
+                "`create_graph=True` makes gradients that keep the graph they were made by alive, "
+                f"and nothing differentiates them ({plural(context.updates(windows), 'update')})",
+                (line, "the step uses only their values"),
+            )
+            return
+
+
+def window_uses(window: Window, backward: Event) -> bool:
+    """Whether something was differentiated after a backward and before the step."""
+    return any(event.n > backward.n for event in window.of("backward", "grad"))
+
+
+def no_graph(context: Context) -> Iterator[Hit]:
+    """GA503."""
+    trace = context.trace
+    owned = {p for o in trace.optimizers for p in o.params}
+    if not owned:
+        return
+    for event in trace.events:
+        if event.kind != "backward" or event.get("nested") or event.get("inputs"):
+            continue
+        reading = context.story.readings.get(event.get("b"))
+        leaf = event.get("leaf") or (reading is not None and "no graph" in reading.why)
+        if not leaf or set(event.get("arrived", ())) & owned:
+            continue
+        same = [e for e in trace.events if e.kind == "backward" and place_of(e) == place_of(event)]
+        if any(set(e.get("arrived", ())) & owned for e in same):
+            continue
+        yield from hit(
+            "GA503",
+            _silenced(event) or event,
+            f"the loss has no graph that leads to a parameter: its backward brings no gradient "
+            f"({plural(len(same), 'backward')} in what was looked at)",
+            (event, "this backward reaches only the loss itself"),
+        )
+        context.faulty.update(o.index for o in trace.optimizers)
+        return
+
+
+def _silenced(event: Event) -> Place | None:
+    """The line that made the loss require grad."""
+    place = place_of(event)
+    if place is None:
+        return None
+    found = [
+        one
+        for name in ("requires_grad", "requires_grad_")
+        for one in lines_that(place, name)
+        if one.function == place.function and place.line - 12 <= one.line <= place.line
+    ]
+    return found[-1] if found else None
+
+
+def synchronised(context: Context) -> Iterator[Hit]:
+    """GA601: ranks exchange gradients more often than once an update, or not at its end."""
+    for window in [*context.story.windows, *context.story.open]:
+        micros = context.story.micros(window)
+        sent = [_sends(window, event) for event in micros]
+        if len(micros) < 2 or None in sent:
+            continue
+        if all(sent) and len({place_of(event) for event in micros}) == 1:
+            if not any(_too_late(window, event) for event in micros):
+                yield from hit(
+                    "GA601",
+                    micros[0],
+                    f"gradients are sent {len(micros)} times an update instead of once",
+                    (window.line, "the step"),
+                )
+                return
+        if any(sent) and not sent[-1]:
+            entered = window.of("no_sync")
+            yield from hit(
+                "GA601",
+                entered[-1] if entered else micros[-1],
+                "the last backward of the window runs under `no_sync()`: what came after the "
+                "last exchange stays on its rank, and ranks step apart",
+                (micros[-1], "this gradient is not sent"),
+                severity="error",
+            )
+            return
+
+
+def entered_late(context: Context) -> Iterator[Hit]:
+    """GA602."""
+    for window in [*context.story.windows, *context.story.open]:
+        late = [e for e in context.story.micros(window) if _too_late(window, e)]
+        if late:
+            entered = [e for e in window.of("no_sync") if e.n < late[0].n]
+            yield from hit(
+                "GA602",
+                late[0],
+                f"this backward runs under `no_sync()`, its forward did not, and DDP decides in "
+                f"the forward: {plural(len(late), 'gradient')} of the window are sent all the same",
+                (entered[-1] if entered else None, "entered only here"),
+            )
+            return
+
+
+def _too_late(window: Window, backward: Event) -> bool:
+    return _sends(window, backward) is True and False in (backward.get("sync") or ())
+
+
+def _sends(window: Window, backward: Event) -> bool | None:
+    """Whether a backward's gradients are exchanged; DDP decides in the forward."""
+    forwards = [e for e in window.of("ddp_forward") if not e.get("nograd") and e.n < backward.n]
+    return bool(forwards[-1].get("sync")) if forwards else None
+
+
+def batchnorm(context: Context) -> Iterator[Hit]:
+    """GA701."""
+    norms = [
+        m for m in context.trace.modules if "BatchNorm" in str(m.get("kind")) and m.get("training")
+    ]
+    if not norms:
+        return
+    for window in [*context.story.windows, *context.story.open]:
+        micros = context.story.micros(window)
+        if len(micros) < 2 or len({place_of(e) for e in micros}) != 1:
+            continue
+        names = ", ".join(f"`{m.get('name') or m.get('kind')}`" for m in norms[:3])
+        yield from hit(
+            "GA701",
+            micros[0],
+            f"{names} normalise each of the {len(micros)} micro-batches by its own statistics, and "
+            f"move the running ones {len(micros)} times an update: no split equals the whole batch",
+            (window.line, "the step"),
+        )
+        return
+
+
+def coupled(context: Context) -> Iterator[Hit]:
+    """GA702."""
+    for window in [*context.story.windows, *context.story.open]:
+        micros = context.story.micros(window)
+        marked = [e for e in micros if any(t.coupled for t in context.story.readings_of(e))]
+        if len(marked) < 2 or len({place_of(e) for e in marked}) != 1:
+            continue
+        yield from hit(
+            "GA702",
+            marked[0],
+            f"the loss compares each sample with all others of its micro-batch, so {len(marked)} "
+            "micro-batches are not the whole batch, however they are scaled",
+            (window.line, "the step"),
+        )
+        return
+
+
+def left_in_eval(context: Context) -> Iterator[Hit]:
+    """GA703."""
+    modes = [e for e in context.trace.events if e.kind == "mode" and not e.get("train")]
+    for mode in modes:
+        index = mode.get("index")
+        if index is None:
+            continue
+        back = [
+            e
+            for e in context.trace.events
+            if e.kind == "mode" and e.n > mode.n and e.get("train") and e.get("index") == index
+        ]
+        end = back[0].n if back else 1 << 62
+        later = [e for e in context.trace.events if e.kind == "backward" and mode.n < e.n < end]
+        inside = [e for e in later if index in e.get("eval", ())]
+        if len(inside) >= 2:
+            yield from hit(
+                "GA703",
+                mode,
+                f"from here on the model trains in eval mode, with dropout off and BatchNorm's "
+                f"statistics frozen: {len(inside)} backwards in what was looked at",
+                (inside[0], "a backward through the model in eval mode"),
+            )
+            return
+
+
+def narrow_sums(context: Context) -> Iterator[Hit]:
+    """GA801."""
+    narrow = {p.index for p in context.trace.params if p.dtype in _NARROW}
+    if not narrow:
+        return
+    for window in [*context.story.windows, *context.story.open]:
+        for group in window.used:
+            if group.held < _MANY or not group.params & narrow:
+                continue
+            last = context.story.backwards.get(group.backwards[-1])
+            kind = next(p.dtype for p in context.trace.params if p.index in group.params & narrow)
+            yield from hit(
+                "GA801",
+                last or window.line,
+                f"{group.held} micro-batches are added up in {kind}",
+                (window.line, "the step that uses the sum"),
+            )
+            return
+
+
+def keeps_graphs(context: Context) -> Iterator[Hit]:
+    """GA501."""
+    backwards = [e for e in context.trace.events if e.kind == "backward" and "kept" in e.data]
+    for number, event in enumerate(backwards):
+        kept = event.get("kept")
+        same = [e for e in backwards[: number + 1] if place_of(e) == place_of(event)]
+        if kept < 3 or kept < min(len(same) - 1, 60) or len(same) < 4:
+            continue
+        used = {id(w) for w in context.story.windows if set(w.fresh) & {e.get("b") for e in same}}
+        cleared = {w.order for w in context.story.open if set(w.fresh) & {e.get("b") for e in same}}
+        if len(used) + len(cleared) < 3:
+            continue  # losses of one window, kept until its end
+        where = keeps(place_of(event))
+        yield from hit(
+            "GA501",
+            where or event,
+            f"the graphs of all of the last {kept} losses are still alive: something keeps them",
+            (event, "the backward of such a loss"),
+        )
+        return
+
+
+RULES = (
+    keeps_graphs,
+    no_graph,
+    counted_again,
+    entered_late,
+    synchronised,
+    batchnorm,
+    coupled,
+    left_in_eval,
+    narrow_sums,
+)

@@ -1,0 +1,331 @@
+"""GA2xx and the window's length: what the weights of an update say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gradaccum.doctor.checks.context import Context
+from gradaccum.doctor.checks.hits import Hit, hit, plural
+from gradaccum.doctor.checks.source import divided_late, gate_counts
+from gradaccum.doctor.checks.story import Window, inside, place_of, usual
+from gradaccum.doctor.checks.weights import Series, close
+from gradaccum.doctor.trace.model import Event, Place
+
+__all__ = ["RULES"]
+
+
+def _plain(context: Context, windows: list[Window]) -> list[tuple[Window, list[Series]]]:
+    """Windows whose weights are those of their graphs."""
+    found = []
+    for window in windows:
+        terms = context.series(window)
+        if window.whole and terms and context.handled(window) is None and not window.stale:
+            found.append((window, terms))
+    return found
+
+
+def _one_line(context: Context, window: Window) -> bool:
+    return len({place_of(event) for event in context.story.micros(window)}) == 1
+
+
+def not_divided(context: Context) -> Iterator[Hit]:
+    """GA201."""
+    for line, windows in context.lines():
+        told = _plain(context, windows)
+        alike = [
+            (window, terms)
+            for window, terms in told
+            if len(window.fresh) == usual(windows) >= 2 and _one_line(context, window)
+        ]
+        for window, terms in alike:
+            late = divided_late(place_of(context.story.micros(window)[-1]))
+            why = "divided late" if late else context.are_micros(window, line)
+            whole = [one for one in terms if one.known and _undivided(one, why)]
+            shared = _stepped_between(context, window)
+            if why and not shared and len(whole) == len(terms) == 1:
+                yield from _whole(context, line, windows, window, late)
+                context.wrong.extend(other for other, _ in alike)
+                break
+            if beside := _beside(terms, len(window.fresh)):
+                yield from _partly(context, window, *beside)
+                break
+    for window in context.story.open:
+        terms = context.series(window)
+        if len(window.fresh) >= 2 and window.whole and terms and _one_line(context, window):
+            if beside := _beside(terms, len(window.fresh)):
+                yield from _partly(context, window, *beside)
+                break
+
+
+def _stepped_between(context: Context, window: Window) -> bool:
+    """Whether another optimizer has stepped on this window's micro-batches before it was full."""
+    micros = context.story.micros(window)
+    return any(
+        event.get("optimizer") != window.optimizer
+        and micros[0].n < event.n < micros[-1].n
+        and any(set(window.fresh) & set(g["backwards"]) for g in event.get("used", ()))
+        for event in window.of("step")
+    )
+
+
+def _whole(
+    context: Context, line: Place, windows: list[Window], window: Window, late: Place | None
+) -> list[Hit]:
+    count = len(window.fresh)
+    last = context.story.micros(window)[-1]
+    message = (
+        f"each of the {count} micro-batches of an update weighs 1, not 1/{count}: "
+        f"the update is {count} times the mean ({plural(context.updates(windows), 'update')})"
+    )
+    if late is not None:
+        message += "; the loss is divided only after its backward has run"
+    return hit(
+        "GA201",
+        late or last,
+        message,
+        (last, "backward of the undivided loss"),
+        (line, f"one update for all {count} micro-batches"),
+    )
+
+
+def _partly(context: Context, window: Window, right: Series, other: Series) -> list[Hit]:
+    count = len(window.fresh)
+    return hit(
+        "GA201",
+        context.story.micros(window)[-1],
+        f"over the {count} micro-batches one term of the loss adds up to its mean, another is not "
+        f"divided: `{other.terms[0].name}` weighs {_figure(other.weights[0])} in each and "
+        f"{_figure(other.total)} in all, `{right.terms[0].name}` {_figure(right.weights[0])} and "
+        f"{_figure(right.total)}",
+        (window.line, f"one update for {count} micro-batches"),
+    )
+
+
+def _undivided(one: Series, why: str) -> bool:
+    """A mean, or a sum over its own count, that no factor scales."""
+    mean = one.terms[0].reduction == "mean" or one.terms[0].masked
+    mean = mean or why == "divided elsewhere"
+    return (
+        mean
+        and all(close(abs(weight), one.weights[0]) for weight in one.weights)
+        and (close(abs(one.weights[0]), 1.0) or why == "divided elsewhere")
+    )
+
+
+def _beside(terms: list[Series], count: int) -> tuple[Series, Series] | None:
+    """A term that adds up to 1 over the window, and one that each micro-batch adds in full."""
+    known = [one for one in terms if one.known]
+    right = [
+        one for one in known if close(one.total, 1.0) and all(abs(w) < 0.99 for w in one.weights)
+    ]
+    for one in known:
+        full = all(close(abs(weight), 1.0) for weight in one.weights)
+        if right and full and one.terms[0].reduction in ("mean", "none"):
+            return right[0], one
+        divided = [other for other in right if other.divided_by(count)]
+        if divided and one not in right and not one.terms[0].factors:
+            return divided[0], one
+    return None
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def divided_twice(context: Context) -> Iterator[Hit]:
+    """GA202."""
+    for line, windows in context.lines():
+        for window, terms in _plain(context, windows):
+            count = len(window.fresh)
+            if count < 2 or count != usual(windows):
+                continue
+            twice = [
+                one
+                for one in terms
+                if one.known and one.divided_by(count) >= 2 and close(one.total, 1 / count)
+            ]
+            if twice and len(twice) == len(terms):
+                yield from hit(
+                    "GA202",
+                    context.story.micros(window)[-1],
+                    f"the loss is divided by {count} twice: each micro-batch weighs "
+                    f"1/{count * count} instead of 1/{count}"
+                    f" ({plural(context.updates(windows), 'update')})",
+                    (line, f"one update for {count} micro-batches"),
+                )
+                context.wrong.extend(
+                    other for other, _ in _plain(context, windows) if len(other.fresh) == count
+                )
+                break
+
+
+def mean_of_means(context: Context) -> Iterator[Hit]:
+    """GA203."""
+    seen = set()
+    for window in [*context.story.windows, *context.story.open]:
+        micros = context.story.micros(window)
+        if len(window.fresh) < 2 or not micros or not window.whole:
+            continue
+        place = place_of(micros[-1])
+        for one in context.series(window):
+            counts = one.counts
+            uneven = one.terms[0].masked and len(set(counts)) > 1 and None not in counts
+            same = one.known and all(close(w, one.weights[0]) for w in one.weights)
+            if not uneven or not same or place in seen or not one.weights[0]:
+                continue
+            if place_of(micros[0]) != place:
+                continue
+            seen.add(place)
+            few, many = min(c for c in counts if c is not None), max(c or 0 for c in counts)
+            yield from hit(
+                "GA203",
+                micros[-1],
+                f"micro-batches with {few:g} to {many:g} loss terms weigh the same "
+                f"({_figure(abs(one.weights[0]))}), so that a term of the smallest weighs "
+                + (f"{many / few:.3g} times as much as one of the largest" if few else "nothing"),
+                (window.line, "the update of the window"),
+            )
+
+
+def undefined_mean(context: Context) -> Iterator[Hit]:
+    """GA203: a micro-batch of which nothing counts has no mean."""
+    for window in [*context.story.windows, *context.story.open]:
+        micros = context.story.micros(window)
+        if len(micros) < 2:
+            continue
+        for event in micros:
+            loss = event.get("loss")
+            reading = context.story.readings.get(event.get("b"))
+            if not isinstance(loss, float) or not math.isnan(loss) or reading is None:
+                continue
+            others = [m for m in micros if place_of(m) == place_of(event)]
+            fine = [
+                m
+                for m in others
+                if isinstance(m.get("loss"), float) and math.isfinite(m.get("loss"))
+            ]
+            empty = any(
+                term.count == 0 or (term.weight is None and "not finite" in term.why)
+                for term in reading.terms
+            )
+            if fine and empty:
+                number = micros.index(event) + 1
+                yield from hit(
+                    "GA203",
+                    event,
+                    f"the loss of micro-batch {number} of {len(micros)} is not a number: none of "
+                    "its terms counts, and a mean of nothing is 0/0",
+                    severity="error",
+                )
+                return
+
+
+def wrong_length(context: Context) -> Iterator[Hit]:
+    """GA303, GA302, GA204: windows that are not as long as what their loss is divided by."""
+    for line, windows in context.lines():
+        if line in context.settled:
+            continue
+        told = [
+            (window, one.divisor, len(window.fresh))
+            for window, terms in _plain(context, windows)
+            for one in _means(terms)[:1]
+            if _one_line(context, window)
+        ]
+        sizes = [(size, divisor) for _, divisor, size in told if divisor]
+        if not sizes or len(sizes) != len(told):
+            continue
+        divisors = {divisor for _, divisor in sizes}
+        if len(divisors) != 1:
+            continue
+        every = divisors.pop()
+        lengths = [size for size, _ in sizes]
+        if all(length == every for length in lengths):
+            continue
+        micro = context.story.micros(told[0][0])[-1]
+        yield from _judge(context, windows, _Lengths(line, lengths, every, micro, told[0][0]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """Windows of one update line beside the number that their loss is divided by."""
+
+    line: Place
+    sizes: list[int]
+    every: int
+    micro: Event
+    first: Window
+
+    @property
+    def shown(self) -> str:
+        """The sizes, as far as they are worth reading."""
+        return ", ".join(map(str, self.sizes[:8])) + (", ..." if len(self.sizes) > 8 else "")
+
+    def hit(self, code: str, rest: str) -> list[Hit]:
+        """A finding at the update."""
+        message = (
+            f"updates hold {self.shown} micro-batches while the loss is divided by "
+            f"{self.every}{rest}"
+        )
+        return hit(code, self.line, message, (self.micro, f"the loss is divided by {self.every}"))
+
+
+def _judge(context: Context, windows: list[Window], seen: _Lengths) -> list[Hit]:
+    sizes, every = seen.sizes, seen.every
+    full, longest = sizes.count(every), max(sizes)
+    short = [size for size in sizes if size < every]
+    if any(window.step is not None and inside(window.step, context.story) for window in windows):
+        return seen.hit(
+            "GA102", ": the optimizer steps inside every backward, so nothing accumulates"
+        )
+    if longest > every and (full or not short):
+        context.settled.add(seen.line)
+        return seen.hit(
+            "GA302",
+            ": what an epoch leaves over is added to the next epoch's first window, which is "
+            f"{longest / every:.3g} times the mean",
+        )
+    if short and full and sizes[0] < every and full + sizes.count(sizes[0]) >= len(sizes):
+        context.settled.add(seen.line)
+        return seen.hit("GA303", f": the first is {sizes[0]}/{every} of the mean")
+    if short and full and longest == every:
+        times = plural(len(short), "update")
+        return seen.hit(
+            "GA204", f": the last, short one is {short[0]}/{every} of the mean ({times})"
+        )
+    if short and len(sizes) > 1 and context.gated(seen.first, seen.line):
+        context.settled.add(seen.line)
+        return seen.hit("GA303", "")
+    if len(sizes) == 1 and sizes[0] >= 2 and short:
+        return seen.hit("GA204", f": the update is {sizes[0]}/{every} of the mean")
+    return []
+
+
+def _means(terms: list[Series]) -> list[Series]:
+    """Terms whose weight is that of a mean; a sum's own divisor may be anything's number."""
+    kinds = ("mean", "none")
+    return [one for one in terms if one.terms[0].reduction in kinds or one.terms[0].masked]
+
+
+def irregular(context: Context) -> Iterator[Hit]:
+    """GA303: a test by remainder whose divisor moves."""
+    for line, windows in context.lines():
+        if line in context.settled or len(windows) < 4:
+            continue
+        if not all(window.whole and _one_line(context, window) for window in windows):
+            continue
+        lengths = [len(window.fresh) for window in windows]
+        inner = set(lengths[1:])
+        if len(inner) < 3 or not context.gated(windows[0], line) or not gate_counts(line):
+            continue
+        shown = ", ".join(map(str, lengths[:8]))
+        yield from hit(
+            "GA303",
+            line,
+            f"updates hold {shown} micro-batches: the test for the step is by remainder, and what "
+            "it divides by changes from one to the next",
+        )
+
+
+RULES = (divided_twice, not_divided, mean_of_means, undefined_mean, wrong_length, irregular)

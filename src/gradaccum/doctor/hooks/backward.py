@@ -1,0 +1,207 @@
+"""Every backward, noticed where Python hands it to the engine."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections import deque
+from types import FrameType
+from typing import Any
+
+from gradaccum.doctor.hooks.deep import Deep
+from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
+from gradaccum.doctor.touch import Patches
+from gradaccum.doctor.trace.recorder import Recorder
+
+__all__ = ["install"]
+
+_clock = time.perf_counter
+_FACTORS = ("MulBackward0", "DivBackward0")
+
+
+class _Token:
+    """Lies in a graph's node, whose life it shares: autograd's nodes take no weak references."""
+
+    __slots__ = ("__weakref__",)
+
+    @staticmethod
+    def put(node: Any) -> weakref.ref[_Token]:
+        """Leave one in a node, below the factors that only this backward may have put on it."""
+        while type(node).__name__ in _FACTORS and node.next_functions[0][0] is not None:
+            node = node.next_functions[0][0]
+        token = _Token()
+        node.metadata["gradaccum"] = token
+        return weakref.ref(token)
+
+
+class _Watch:
+    """What is done before and after each backward."""
+
+    def __init__(self, recorder: Recorder, deep: Deep) -> None:
+        self.recorder = recorder
+        self.deep = deep
+        self._named = -1
+        self._kept: deque[weakref.ref[_Token]] = deque(maxlen=64)
+
+    def before(self, _: Any, frame: FrameType) -> Any:
+        """Note the loss while its graph is there."""
+        recorder = self.recorder
+        given = frame.f_locals
+        outputs, rest, more = given["t_outputs"], given["args"], given["kwargs"]
+        place = recorder.find(frame)
+        if not more.get("accumulate_grad", True):
+            if recorder.torch._C._len_torch_dispatch_stack():
+                return None  # a compiler traces
+            recorder.event("grad", place, recorder.now(), create=bool(rest[2]))
+            return None
+        nested = recorder.torch._C._current_graph_task_id() != -1
+        if not nested:
+            recorder.check_stepping(frame)
+            recorder.settle(place)
+        begun = recorder.now()
+        outputs = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+        note = self._note(outputs, rest, place, nested)
+        recorder.backwards += 1
+        if recorder.segments.reading and not nested:
+            spent = _clock()
+            self._look(note, outputs, rest[0], frame)
+            recorder.segments.spent += _clock() - spent
+        recorder.active.append(note)
+        recorder.inside += 1
+        note["begun"] = begun
+        return note
+
+    def _note(
+        self, outputs: Any, rest: Any, place: tuple[int, int], nested: bool
+    ) -> dict[str, Any]:
+        """What is said of every backward; what is usual is left out."""
+        recorder = self.recorder
+        loss = outputs[0]
+        note: dict[str, Any] = {
+            "b": recorder.backwards,
+            "place": place,
+            "arrived": {},
+            "fresh": [],
+            "nested": nested,
+            "requires_grad": bool(getattr(loss, "requires_grad", True)),
+            "frame": recorder.activation,
+        }
+        if rest[1]:
+            note["retain"] = True
+        if rest[2]:
+            note["create"] = True
+        if rest[3]:
+            note["inputs"] = True
+        if len(outputs) > 1:
+            note["losses"] = len(outputs)
+            note["requires_grad"] = any(getattr(o, "requires_grad", True) for o in outputs)
+        if recorder.stepping:
+            note["step"] = recorder.stepping[-1].index
+        if recorder.parallel:
+            note["sync"] = [bool(m.require_backward_grad_sync) for m in recorder.parallel]
+        if hasattr(loss, "grad_fn"):
+            if loss.dim():
+                note["shape"] = tuple(loss.shape)
+            if loss.grad_fn is None:
+                note["leaf"] = True
+            if not nested:
+                self._cheap(note, loss)
+        evaluating = recorder.evaluating()
+        if evaluating:
+            note["eval"] = evaluating
+        return note
+
+    def _cheap(self, note: dict[str, Any], loss: Any) -> None:
+        """What every backward is asked: the loss where it lies on the host, and kept graphs."""
+        cpu = loss.is_cpu and loss.numel() == 1 and not loss.is_complex()
+        if cpu and type(loss) is self.recorder.torch.Tensor and self.deep.possible():
+            note["loss"] = float(loss.item())
+        node = loss.grad_fn
+        if node is not None and (self.recorder.segments.deep or not note["b"] & 7):
+            note["kept"] = sum(reference() is not None for reference in self._kept)
+            self._kept.append(_Token.put(node))
+
+    def _look(self, note: dict[str, Any], outputs: Any, seeds: Any, frame: FrameType) -> None:
+        recorder = self.recorder
+        with self.deep.quiet():
+            if recorder.segments.deep:
+                known = len(recorder.leaves.all)
+                recorder.leaves.find(outputs)
+                if len(recorder.leaves.all) != known or self._named < 0:
+                    self._named = len(recorder.leaves.all)
+                    recorder.name(frame)
+                    if self.deep.possible():
+                        self.deep.remember(recorder.leaves.live)
+            if not self.deep.possible():
+                return
+            if "loss" not in note and recorder.segments.deep:
+                note["loss"] = self.deep.value(outputs[0])
+            if recorder.read is not None:
+                try:
+                    note["ledger"] = recorder.read(outputs, tuple(seeds))
+                except Exception as error:  # noqa: BLE001 - "unknown" must not end the run
+                    note["ledger"] = {"error": f"{type(error).__name__}: {error}"}
+
+    def after(self, note: dict[str, Any]) -> None:
+        """The engine is done, or has raised."""
+        recorder = self.recorder
+        recorder.inside -= 1
+        seen = recorder.leaves.look()
+        recorder.arrive(note, seen.grads)
+        if seen.values:
+            # A hook on the gradient writes to the parameter; an optimizer that steps inside the
+            # backward has looked itself.
+            note["written"] = recorder.indexes(seen.values)
+            for leaf in seen.values:
+                leaf.changes += 1
+        recorder.active = [other for other in recorder.active if other is not note]
+        place, begun = note.pop("place"), note.pop("begun")
+        end = recorder.now()
+        note["arrived"] = list(note["arrived"])
+        if recorder.segments.deep and not note["nested"] and self.deep.possible():
+            spent = _clock()
+            with self.deep.quiet():
+                note["norm"] = self.deep.norm(recorder.leaves.live)
+                note["memory"] = self.deep.memory()
+            recorder.segments.spent += _clock() - spent
+        recorder.event("backward", place, begun, (bool(note["fresh"]), note["nested"]), **note)[
+            "e"
+        ] = end
+
+
+def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
+    """Listen to the engine."""
+    torch = recorder.torch
+    variable = torch.autograd.Variable
+    real = vars(variable)["_execution_engine"]
+    code = torch.autograd.graph._engine_run_backward.__code__
+    watch = _Watch(recorder, deep)
+    before = guarded(recorder, watch.before)
+    after = guarded_after(recorder, watch.after)
+
+    class Engine(torch._C._ImperativeEngine):
+        """The engine, for one backward: it is freed when that is over."""
+
+        note: Any = None
+
+        def __del__(self) -> None:
+            if self.note is not None:
+                after(self.note)
+
+    class Slot:
+        """Hands out the engine."""
+
+        def __get__(self, owner: Any, kind: Any = None) -> Any:
+            frame = sys._getframe(1)
+            if frame.f_code is not code:
+                return real
+            note = before(None, frame)
+            if note is None:
+                return real
+            engine = Engine()
+            engine.note = note
+            return engine
+
+    uncompiled(torch, Engine.__del__, Slot.__get__)
+    patches.put(variable, "_execution_engine", Slot())

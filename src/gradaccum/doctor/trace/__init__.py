@@ -1,0 +1,1 @@
+"""Plain records of what happened, bounded in number, written as it happens."""
