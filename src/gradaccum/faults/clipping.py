@@ -255,6 +255,7 @@ norm = (weight.grad.abs() ** 2).sum().sqrt()
 figure = round(norm.item(), 3)
 """,
         figures=(0.0, 1.414),
+        runtime=False,
     ),
     Fault(
         code="GA409",
@@ -283,6 +284,7 @@ norms = [p.grad.norm() for p in whole.parameters() if p.grad is not None]
 figure = len(norms)
 """,
         figures=(0.0, 1.0),
+        runtime=False,
     ),
     Fault(
         code="GA410",
@@ -309,10 +311,11 @@ nn.utils.clip_grad_norm_(embedding.parameters(), 1.0)
 figure = 1
 """,
         figures=(0.0, 1.0),
+        runtime=False,
     ),
     Fault(
         code="GA411",
-        title="a shared weight is clipped twice",
+        title="a parameter is clipped twice",
         severity="error",
         what="Two modules share a weight, and the clip is given the parameters of both, one list "
         "after the other.",
@@ -336,20 +339,5 @@ nn.utils.clip_grad_norm_(nn.ModuleList([embedding, head]).parameters(), 1.0)
 figure = round(head.weight.grad.norm().item(), 3)
 """,
         figures=(0.031, 1.0),
-    ),
-    Fault(
-        code="GA415",
-        title="a parameter is clipped twice",
-        severity="error",
-        what="The list given to the clip holds the same parameter more than once, as when modules "
-        "that share a weight are listed one by one.",
-        why="Its gradient counts twice in the norm and is multiplied twice: the norm after the "
-        "clip is {bad} instead of {good}.",
-        mend="Clip `model.parameters()`, which names each parameter once, or "
-        "`list(dict.fromkeys(parameters))`.",
-        bad=_TIED.format(clipped="shared"),
-        good=_TIED.format(clipped="list(dict.fromkeys(shared))"),
-        figures=(0.034, 1.0),
-        static=False,
     ),
 )

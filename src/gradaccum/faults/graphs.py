@@ -356,6 +356,7 @@ figure = len(seen)
 """,
         figures=(8.0, 4.0),
         prelude=_CHECKPOINT,
+        runtime=False,
     ),
     Fault(
         code="GA505",
@@ -385,6 +386,7 @@ figure = 2 if torch.equal(plain, block[2].weight.grad) else 0
 """,
         figures=(0.0, 2.0),
         prelude=_CHECKPOINT,
+        runtime=False,
     ),
     Fault(
         code="GA603",
@@ -423,5 +425,6 @@ dist.destroy_process_group()
 """,
         figures=(3.0, 0.0),
         prelude=_RANK,
+        runtime=False,
     ),
 )

@@ -178,6 +178,7 @@ figure = int(weight.grad.isfinite().sum())
 """,
         figures=(0.0, 2.0),
         prelude=_TOKENS,
+        runtime=False,
     ),
     Fault(
         code="GA207",
@@ -204,5 +205,6 @@ figure = round(weight.grad[0].item(), 3)
 """,
         figures=(-0.375, -0.3),
         prelude=_TOKENS,
+        runtime=False,
     ),
 )

@@ -41,19 +41,6 @@ again.load_state_dict(state[1])
 train(resumed, again, stream[{saved}:])
 figure = resumed.weight.item()
 """
-_SKIP = """\
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-for x in (1.0, float("inf"), 1.0):
-    optimizer.zero_grad()
-    scaler.scale(model(torch.full((1, 1), x)).sum()).backward()
-    scaler.step(optimizer)
-    before = scaler.get_scale()
-    scaler.update()
-    if scaler.get_scale() >= before:
-        schedule.step()
-figure = schedule.get_last_lr()[0]
-"""
 _PLANNED = """\
 import math
 
@@ -376,11 +363,12 @@ for i, x in enumerate(loader):
 figure = pending
 """,
         figures=(1.0, 0.0),
+        runtime=False,
     ),
     Fault(
         code="GA311",
         title="the scheduler goes on where the step was skipped",
-        severity="note",
+        severity="warning",
         what="A GradScaler skips the step when a gradient overflows; the scheduler steps all the "
         "same.",
         why="One of three steps overflows: the schedule stands at {bad} for {good} updates.",
@@ -421,46 +409,17 @@ figure = scheduler.last_epoch
     ),
     Fault(
         code="GA312",
-        title="the schedule is shorter than the run",
+        title="the schedule is planned for another number of updates",
         severity="warning",
-        what="The scheduler is planned for `len(loader) // N` updates an epoch, but the loop also "
-        "steps the short window at its end.",
-        why="Of three updates an epoch {bad} are planned instead of {good}: a linear decay reaches "
-        "zero too early, and OneCycleLR raises.",
-        mend="Plan with `math.ceil(len(loader) / N)`.",
-        bad="""\
-loader = torch.utils.data.DataLoader(list(torch.ones(10, 1)))
-planned = len(loader) // every
-scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=planned)
-pending = 0
-for i, x in enumerate(loader):
-    model(x).mean().backward()
-    pending += 1
-    if (i + 1) % every == 0 or i + 1 == len(loader):
-        model.weight.grad /= pending
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        pending = 0
-figure = planned
-""",
-        good="""\
-loader = torch.utils.data.DataLoader(list(torch.ones(10, 1)))
-planned = -(-len(loader) // every)
-scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=planned)
-pending = 0
-for i, x in enumerate(loader):
-    model(x).mean().backward()
-    pending += 1
-    if (i + 1) % every == 0 or i + 1 == len(loader):
-        model.weight.grad /= pending
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        pending = 0
-figure = planned
-""",
-        figures=(2.0, 3.0),
+        what="The schedule's length, or its warm-up's, is counted in micro-batches, or rounded "
+        "down, while the loop steps it once an update and also steps the tail.",
+        why="A schedule that is too short refuses: the loop below stops after {bad} updates "
+        "instead of {good}; a decay reaches its end too early. One that is too long never gets "
+        "past its warm-up.",
+        mend="Count updates: `epochs * math.ceil(len(loader) / every)`.",
+        bad=_PLANNED.replace("math.ceil(len(loader) / every)", "(len(loader) // every)"),
+        good=_PLANNED,
+        figures=(2.0, 4.0),
     ),
     Fault(
         code="GA315",
@@ -475,35 +434,6 @@ figure = planned
         bad=_RESUME.format(saved=6),
         good=_RESUME.format(saved=4),
         figures=(3.5, 0.0),
-        static=False,
-    ),
-    Fault(
-        code="GA316",
-        title="the scheduler steps though the scaler skipped",
-        severity="warning",
-        what="When gradients are not finite, `scaler.step()` leaves the optimizer's step out; the "
-        "scheduler steps anyway.",
-        why="The schedule runs ahead of the updates: after two updates and one that was skipped "
-        "the rate is {bad} instead of {good}.",
-        mend="Step the scheduler only if the scale did not fall: compare `scaler.get_scale()` "
-        "before and after `scaler.update()`.",
-        bad=_SKIP.replace("    if scaler.get_scale() >= before:\n    ", ""),
-        good=_SKIP,
-        figures=(0.125, 0.25),
-        static=False,
-    ),
-    Fault(
-        code="GA317",
-        title="the schedule is planned for another number of updates",
-        severity="warning",
-        what="The schedule's length, or its warm-up's, is counted in micro-batches, or rounded "
-        "down, while the loop steps it once an update and also steps the tail.",
-        why="A schedule that is too short refuses: the loop below stops after {bad} updates "
-        "instead of {good}. One that is too long never gets past its warm-up.",
-        mend="Count updates: `epochs * math.ceil(len(loader) / every)`.",
-        bad=_PLANNED.replace("math.ceil(len(loader) / every)", "(len(loader) // every)"),
-        good=_PLANNED,
-        figures=(2.0, 4.0),
         static=False,
     ),
 )

@@ -186,5 +186,6 @@ for _, y in data:
     figure += 1
 """,
         figures=(0.0, 4.0),
+        runtime=False,
     ),
 )

@@ -36,8 +36,8 @@ RULES = (
 DETECTORS = frozenset(
     f"GA{number}"
     for number in (
-        *range(101, 106), *range(201, 205), *range(301, 310), *range(315, 318), *range(401, 408),
-        415, 501, 502, 503, 601, 602, 701, 702, 703, 801,
+        *range(101, 106), *range(201, 205), *range(301, 310), 311, 312, 315, *range(401, 408),
+        411, 501, 502, 503, 601, 602, 701, 702, 703, 801,
     )
 )  # fmt: skip
 """Codes that a run can give away; a test holds each to its bad loop."""

@@ -272,12 +272,12 @@ def _is_iterator(event: Event) -> bool:
 
 
 def clipped_twice(context: Context) -> Iterator[Hit]:
-    """GA415."""
+    """GA411."""
     for event in context.trace.events:
         if event.kind != "clip" or not event.get("duplicates"):
             continue
         yield from hit(
-            "GA415",
+            "GA411",
             event,
             "the clip was given the same parameter more than once: its gradient counts that often "
             "in the norm, and is multiplied that often",

@@ -290,7 +290,7 @@ def saved_in_mid_window(context: Context) -> Iterator[Hit]:
 
 
 def scheduled_past_a_skip(context: Context) -> Iterator[Hit]:
-    """GA316."""
+    """GA311."""
     events = context.trace.events
     skipped: Event | None = None
     for event in events:
@@ -304,7 +304,7 @@ def scheduled_past_a_skip(context: Context) -> Iterator[Hit]:
             skipped = None
         elif event.kind == "schedule" and skipped is not None and not event.get("failed"):
             yield from hit(
-                "GA316",
+                "GA311",
                 event,
                 "the scheduler steps although the scaler has just skipped the optimizer's step: "
                 "the schedule runs ahead of the updates",
@@ -314,7 +314,7 @@ def scheduled_past_a_skip(context: Context) -> Iterator[Hit]:
 
 
 def planned_for_another_length(context: Context) -> Iterator[Hit]:
-    """GA317."""
+    """GA312."""
     events = context.trace.events
     for made in (e for e in events if e.kind == "scheduler"):
         steps = [
@@ -325,7 +325,7 @@ def planned_for_another_length(context: Context) -> Iterator[Hit]:
         total = made.get("total")
         if made.get("kind") == "OneCycleLR" and total and len(steps) > total:
             yield from hit(
-                "GA317",
+                "GA312",
                 made,
                 f"the schedule was planned for {plural(total, 'step')}, and the loop makes more",
                 (steps[total], "this step is refused"),
@@ -352,7 +352,7 @@ def _still_warming_up(context: Context, made: Event, steps: list[Event]) -> Iter
     peak = made.get("base")
     if rising and straight and peak and abs(reached * size - peak) <= 0.02 * peak:
         yield from hit(
-            "GA317",
+            "GA312",
             made,
             f"the warm-up is as long as all {count * size:,} micro-batches, but the schedule steps "
             f"once an update: after {plural(count, 'update')} the rate is {rates[-1]:.3g}, "
