@@ -23,19 +23,18 @@ from torch.utils.hooks import RemovableHandle
 from gradaccum.engine.finite import all_finite
 from gradaccum.engine.guard import Guard
 from gradaccum.engine.lists import (
-    by_device,
-    multiply_,
+    clip_norm_,
     plain_sums,
+    scale_,
     scaled_add,
     values_of,
     versions,
 )
-from gradaccum.engine.loss import Count, is_one
+from gradaccum.engine.loss import Count
 from gradaccum.engine.precision import StandIn
-from gradaccum.engine.touched import name_of, stale_error, touched_error
+from gradaccum.engine.touched import name_of, nonfinite_error, stale_error, touched_error
 from gradaccum.engine.wide import Sums, Wide, Width, narrowed, plain
 from gradaccum.engine.window import Term
-from gradaccum.errors import NonFiniteError
 
 __all__ = ["GradientSum", "Gradients", "Share", "apart", "fill"]
 
@@ -366,8 +365,7 @@ class Gradients:
 
     def scale_(self, factor: Count) -> None:
         """Multiply every gradient in place: one pass."""
-        for grads in by_device(self._current()):
-            multiply_(grads, factor)
+        scale_(self._current(), factor)
 
     def clip_norm_(self, max_norm: float, factor: Count) -> Tensor:
         """Scale by `factor` and clip to a total norm in the one pass that clipping makes.
@@ -376,32 +374,20 @@ class Gradients:
             The total norm of the scaled gradient before clipping; shape `()`.
         """
         self._coalesce()
-        dense = [values_of(grad) for grad in self._current() if grad is not None]
-        norm = torch.nn.utils.get_total_norm(dense)
-        norm = norm if is_one(factor) else norm * factor
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.scale_(scale if is_one(factor) else scale * factor)
-        return norm
+        return clip_norm_(self._current(), max_norm, factor)
 
     def clip_value_(self, limit: float) -> None:
         """Clamp every element to `[-limit, limit]`."""
         self._coalesce()
-        for grads in by_device(self._current()):
-            for grad in grads:
+        for grad in self._current():
+            if grad is not None:
                 values_of(grad).clamp_(-limit, limit)
 
     def refuse_nonfinite(self) -> None:
         """Raise if a gradient holds NaN or infinity; waits for the device."""
         for parameter in self._parameters:
             if parameter.grad is not None and not torch.isfinite(values_of(parameter.grad)).all():
-                raise NonFiniteError(
-                    "non-finite",
-                    f"The window's gradient of `{self._name(parameter)}` is not finite.",
-                    got=f"NaN or infinity in a gradient of shape {tuple(parameter.shape)}",
-                    expected="finite numbers; no parameter was changed",
-                    do="drop the window with acc.discard(), or find the operation with "
-                    "torch.autograd.set_detect_anomaly(True)",
-                )
+                raise nonfinite_error(self._name(parameter), tuple(parameter.shape))
 
     def all_finite(self) -> bool | Tensor:
         """Whether the update's gradients are; a tensor that nobody waits for on a device."""

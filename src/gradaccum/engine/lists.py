@@ -10,7 +10,15 @@ from torch import Tensor
 from gradaccum.engine.loss import Count, is_one
 from gradaccum.engine.wide import Sums, plain
 
-__all__ = ["by_device", "multiply_", "plain_sums", "scaled_add", "values_of", "versions"]
+__all__ = [
+    "clip_norm_",
+    "multiply_",
+    "plain_sums",
+    "scale_",
+    "scaled_add",
+    "values_of",
+    "versions",
+]
 
 
 def plain_sums(sums: Sums) -> list[Tensor | None]:
@@ -45,13 +53,27 @@ def multiply_(grads: list[Tensor], factor: Count) -> None:
             torch._foreach_mul_(grads, factor)
 
 
-def by_device(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor]]:
-    """The gradients that there are, those of one device together."""
+def scale_(grads: Iterable[Tensor | None], factor: Count) -> None:
+    """Multiply every gradient in place: one pass."""
     groups: dict[torch.device, list[Tensor]] = {}
     for grad in grads:
         if grad is not None:
             groups.setdefault(grad.device, []).append(grad)
-    return groups.values()
+    for group in groups.values():
+        multiply_(group, factor)
+
+
+def clip_norm_(grads: list[Tensor | None], max_norm: float, factor: Count) -> Tensor:
+    """Scale by `factor` and clip to a total norm in the one pass that clipping makes.
+
+    Returns:
+        The total norm of the scaled gradients before clipping; shape `()`.
+    """
+    norm = torch.nn.utils.get_total_norm([values_of(grad) for grad in grads if grad is not None])
+    norm = norm if is_one(factor) else norm * factor
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    scale_(grads, scale if is_one(factor) else scale * factor)
+    return norm
 
 
 def values_of(grad: Tensor | None) -> Tensor:

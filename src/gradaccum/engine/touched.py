@@ -1,4 +1,4 @@
-"""What to say of gradients that somebody else has left or touched."""
+"""What to say of gradients that are not what they should be."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradaccum.errors import InterferenceError, StaleGradientError
+from gradaccum.errors import InterferenceError, NonFiniteError, StaleGradientError
 
-__all__ = ["name_of", "stale_error", "touched_error"]
+__all__ = ["name_of", "nonfinite_error", "stale_error", "touched_error"]
 
 
 def stale_error(left: Sequence[str], parameters: int, updates: int) -> StaleGradientError:
@@ -68,6 +68,18 @@ def touched_error(name: str, grad: Tensor | None, held: Tensor | None) -> Interf
         expected="gradients that only `micro.backward` adds to",
         do="remove zero_grad, clipping and other backwards from inside the loop (the "
         'accumulator does them once per update); where another loss must pass, on_stale="zero"',
+    )
+
+
+def nonfinite_error(name: str, shape: tuple[int, ...]) -> NonFiniteError:
+    """The window's gradient is no number, though its micro-batches' were."""
+    return NonFiniteError(
+        "non-finite",
+        f"The window's gradient of `{name}` is not finite.",
+        got=f"NaN or infinity in a gradient of shape {shape}",
+        expected="finite numbers; no parameter was changed",
+        do="drop the window with acc.discard(), or find the operation with "
+        "torch.autograd.set_detect_anomaly(True)",
     )
 
 
