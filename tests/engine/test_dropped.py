@@ -67,10 +67,7 @@ class Training:
         self.acc = ga.Accumulator(
             self.model,
             self.optimizer,
-            on_nonfinite="drop",
-            batchnorm="microbatch",
-            **options,
-            **more,
+            **{"on_nonfinite": "drop", "batchnorm": "microbatch", **options, **more},
         )
 
     def loss(self, batch: Tensor) -> Tensor:
@@ -184,6 +181,18 @@ def test_several_bad_samples_are_found_in_every_micro_batch() -> None:
     assert update.dropped_samples == (1, 2, 9)
     assert update.count == 12
     assert all(torch.isfinite(p).all() for p in found.model.parameters())
+
+
+@pytest.mark.parametrize("batchnorm", ["microbatch", "pooled", "frozen"])
+def test_bad_samples_are_found_though_batch_norm_refuses_a_sample_on_its_own(
+    batchnorm: Any,
+) -> None:
+    found = Training("sgd", {"isolate": "sample", "batchnorm": batchnorm}, every=1)
+    batch = torch.full((4, 4), 99.0)
+    batch[0], batch[3] = SAMPLES[0], SAMPLES[3]
+    update = step(found, batch, in_loss)
+    assert update.dropped_samples == (1, 2)
+    assert update.count == 2
 
 
 def test_a_step_reports_the_samples_of_a_dropped_micro_batch() -> None:

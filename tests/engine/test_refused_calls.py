@@ -109,3 +109,36 @@ def test_a_micro_batch_whose_time_is_over_is_refused(when: str) -> None:
         assert setup.photograph() == before
     setup.acc.discard()
     loop.close()
+
+
+def test_a_loss_that_reaches_no_parameter_of_the_optimizer_is_refused() -> None:
+    setup, other = Setup(), torch.nn.Linear(2, 1)
+    before = setup.photograph()
+    error = refused(
+        lambda: setup.acc.step(torch.ones(4, 2), lambda _, x: (other(x).sum(), len(x))),
+        errors.InputError,
+        "loss-without-graph",
+        "No gradient arrived at any parameter that the optimizer owns",
+    )
+    assert "given to Accumulator" in error.do
+    assert setup.photograph() == before
+
+
+@pytest.mark.parametrize("loss_fn", [None, 3, "loss"])
+def test_a_loss_fn_that_cannot_be_called_is_refused(loss_fn: Any) -> None:
+    setup = Setup()
+    refused(
+        lambda: setup.acc.step(torch.ones(4, 2), loss_fn),
+        errors.InputError,
+        "loss-fn-result",
+        "`loss_fn` cannot be called.",
+    )
+
+
+def test_isolate_without_drop_is_refused() -> None:
+    refused(
+        lambda: Setup(isolate="sample"),
+        errors.InputError,
+        "choice",
+        "`isolate` says what is dropped, and nothing is.",
+    )

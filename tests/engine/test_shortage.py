@@ -38,7 +38,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 class Model(nn.Module):
-    """Everything that a forward may change: dropout's generator, Python's, and buffers."""
+    """Everything that a forward may change: dropout's generator, Python's, buffers, a counter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,10 +48,12 @@ class Model(nn.Module):
         )
         self.register_buffer("rebound", torch.zeros(()))
         self.register_buffer("table", torch.ones(20_000))
+        self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.rebound = self.rebound * 0.5 + x.detach().mean()
-        return self.layers(x) * (1 + random.random())
+        self.calls += 1
+        return self.layers(x) * (self.calls + random.random())
 
 
 class Training:
@@ -256,3 +258,13 @@ def test_what_several_terms_had_is_taken_back_too(on_stale: Any) -> None:
         # other sizes draw other masks: what must agree is that no part is in it twice or missing
         assert all(torch.isfinite(p).all() for p in training.model.parameters())
     assert place > 20
+
+
+def test_batch_norm_that_is_left_with_a_single_sample_is_out_of_memory() -> None:
+    training = Training()
+    before = training.photograph()
+    too_small(training, 0)
+    with pytest.raises(ShortageError, match="does not fit") as caught:
+        training.acc.step(BATCH, training.loss)
+    assert "or more, and" in caught.value.got
+    assert same(before, training.photograph())

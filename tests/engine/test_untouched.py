@@ -121,7 +121,7 @@ def test_the_next_update_is_what_it_would_have_been():
         batch = torch.randn(16, 6)
         if probed:
             ga.fit(model, loss_fn, batch, optimizer=optimizer)
-        acc = ga.Accumulator(model, optimizer, every=4)
+        acc = ga.Accumulator(model, optimizer, every=4, batchnorm="microbatch")
         acc.step(batch, loss_fn)
         return model.state_dict()
 

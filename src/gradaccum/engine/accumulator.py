@@ -71,7 +71,9 @@ class Accumulator:
             device once per micro-batch, and names what it found. `"drop"` leaves the micro-batch
             out as if it had never been, gradients, counts, buffers and random states, and reports
             it in the `Update`; on a device nobody waits to know. `"skip"` gives up the window.
-            `None` does not look. Under a scaler an infinite gradient of a finite loss is part of
+            `None` does not look. With `"raise"` and `"drop"` a micro-batch's gradients stay apart
+            from the sum until all are there, and the sum may differ in its last bits from what it
+            is otherwise. Under a scaler an infinite gradient of a finite loss is part of
             its search for a scale, and skips the update as usual.
         isolate: with `on_nonfinite="drop"`, what `step` drops: the `"microbatch"`, or the
             `"sample"`s in it that are bad, which it finds by halves (a wait per micro-batch).
@@ -131,6 +133,14 @@ class Accumulator:
         _refuse_choice("on_stale", on_stale, ("raise", "zero"))
         _refuse_choice("on_nonfinite", on_nonfinite, ("raise", "drop", "skip", None))
         _refuse_choice("isolate", isolate, ("microbatch", "sample"))
+        if isolate == "sample" and on_nonfinite != "drop":
+            raise InputError(
+                "choice",
+                "`isolate` says what is dropped, and nothing is.",
+                got=f"isolate='sample', on_nonfinite={on_nonfinite!r}",
+                expected='on_nonfinite="drop"',
+                do='Accumulator(..., on_nonfinite="drop", isolate="sample")',
+            )
         _refuse_choice("batchnorm", batchnorm, ("pooled", "frozen", "microbatch", None))
         _refuse_choice("dropout", dropout, ("per-sample", None))
         if scaler is not None and not isinstance(scaler, GradScaler):
@@ -306,8 +316,9 @@ class Accumulator:
                 `lengths`, most samples.
             memory: most bytes at the peak, with the model, its gradients and the optimizer's
                 state: `"12GiB"`, a number of bytes, or `"auto"` for what the device can give. A
-                few small micro-batches are measured the first time (see `gradaccum.fit`), and
-                then there are as few micro-batches as fit.
+                few small micro-batches are measured the first time (see `gradaccum.fit`). With
+                `lengths` the plan is then the one of least padded work that fits, else the one of
+                fewest micro-batches.
             collate: makes a micro-batch of a list of samples.
             trim: as in `microbatches`.
             counts: the batch's count of loss terms if it is known ahead: a number, `{name:
@@ -330,6 +341,14 @@ class Accumulator:
                 got=f"{self.pending} micro-batches that have not been stepped",
                 expected="no open window",
                 do="acc.flush() steps it, acc.discard() drops it",
+            )
+        if not callable(loss_fn):
+            raise InputError(
+                "loss-fn-result",
+                "`loss_fn` cannot be called.",
+                got=shown(loss_fn),
+                expected="a function of the model and a micro-batch",
+                do="acc.step(batch, lambda model, batch: (loss_sum, count))",
             )
         samples = gather([batch], lengths=lengths, collate=collate, trim=trim)
         declared = None

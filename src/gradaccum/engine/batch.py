@@ -116,6 +116,7 @@ class _Run:
         self._draws = draws
         self._samples = work.samples
         self._where = ""
+        self._short: _Shortage | None = None
         self._start = batches.snapshots.take()
         self._coming: Iterator[Any] = iter(())
 
@@ -189,8 +190,11 @@ class _Run:
             raise self._located(error, group) from None
         except Exception as error:
             if not is_shortage(error):
+                if self._short is not None and len(group.indices) == 1:
+                    # batch norm cannot normalise a single sample, which is what was left to try
+                    raise self._too_large(group, self._short) from error
                 raise
-            shortage = _Shortage(first_line(error), asked_bytes(error))
+            shortage = self._short = _Shortage(first_line(error), asked_bytes(error))
             self.close()
             let_go(error)
         return shortage
@@ -284,9 +288,7 @@ class _Run:
                 reduction=self._work.reduction,
                 declared=self._work.declared is not None,
             )
-        except Exception as error:
-            if not is_shortage(error):
-                raise
+        except Exception as error:  # noqa: BLE001 - what is wrong shows where it counts
             let_go(error)
             return None
         memory, width = found.memory, group.width or 1
@@ -308,8 +310,9 @@ class _Run:
                 half = len(indices) // 2
                 suspects += [indices[:half], indices[half:]]
         for index in alone:
-            # Batch norm refuses a sample on its own: another one, good if any is known, goes along.
-            others = good[:1] or [i for i in range(len(self._samples)) if i not in alone][:4]
+            # Batch norm refuses a sample on its own: another one goes along, that is known to be
+            # good, or may turn out to be.
+            others = good[:1] or [i for i in [*alone, *range(len(self._samples))] if i != index][:9]
             tried = [[index], *([index, other] for other in others)]
             (good if any(map(self._is_finite, tried)) else bad).append(index)
         return sorted(bad)
@@ -379,14 +382,27 @@ class _Run:
     def _too_large(self, group: Group, shortage: _Shortage) -> ShortageError:
         index = group.indices[0]
         width = "" if group.width is None else f", {group.width:,} elements long,"
-        asked = "" if shortage.asked is None else f"{show_bytes(shortage.asked)} more, beside "
         meter = self._batches.meter()
-        free = "what is in use" if meter is None else f"{show_bytes(meter.free())} free at rest"
+        least = "" if meter is None else f"; {self._least(group, meter)}"
         return ShortageError(
             "memory-sample",
             f"Sample {index} of the batch{width} does not fit in memory on its own.",
-            got=f"{shortage.text}; it asked for {asked}{free}",
+            got=f"{shortage.text}{least}",
             expected="room for the activations of one sample",
             do="activation checkpointing (torch.utils.checkpoint), bfloat16 autocast, a shorter "
             f"sample, or leave sample {index} out; nothing of the batch was kept",
         )
+
+    def _least(self, group: Group, meter: Meter) -> str:
+        """What a micro-batch that does not fit needs at least, from one more try."""
+        asked = 0
+        with untouched(self._batches.model), meter.peak(marks=False) as peak:
+            try:
+                parts = self._parts(group)
+                with self._mode():
+                    torch.autograd.backward([part.loss for part in parts])
+            except Exception as error:  # noqa: BLE001 - how far it came is all that is asked
+                asked = asked_bytes(error) or 0
+                let_go(error)
+        needs = show_bytes(peak.bytes + asked)
+        return f"it needs {needs} or more, and {show_bytes(meter.free())} are free"

@@ -400,6 +400,15 @@ class Core:
 
     def _make_update(self, window: Window, factor: Count) -> Update:
         window.broken = True  # until the step is done, nothing but discard() would be right
+        if not self.gradients.arrived():
+            raise InputError(
+                "loss-without-graph",
+                "No gradient arrived at any parameter that the optimizer owns, so the update would "
+                "be none.",
+                got=f"{window.microbatches} micro-batches whose losses reach none of them",
+                expected="losses that depend on the parameters of this accumulator's optimizer",
+                do="compute the loss with the model that was given to Accumulator",
+            )
         try:
             update = self._updater.make(window, factor, self.updates)
         except (RuntimeError, MemoryError) as error:

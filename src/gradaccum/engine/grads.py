@@ -411,6 +411,11 @@ class Gradients:
                 return f"`{self._name(parameter)}`"
         return "a parameter"
 
+    def arrived(self) -> bool:
+        """Whether the window has brought any parameter a gradient."""
+        sums = self._held if self._wide is None else self._wide.sums
+        return any(map(operator.is_not, (*sums, *map(_grad, self._parameters)), repeat(None)))
+
     def names(self) -> list[str]:
         """A name for each parameter, in the optimizers' order."""
         return [self._name(parameter) for parameter in self.parameters]

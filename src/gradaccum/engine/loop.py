@@ -151,8 +151,8 @@ class Microbatch(Generic[T]):
             expected="room for this micro-batch; a loop of your own decides its size",
             do="micro.skip() leaves it out; acc.step(batch, loss_fn) splits what does not fit"
             if whole
-            else 'acc.discard() drops the window; on_nonfinite="raise" keeps each micro-batch apart '
-            "until it is whole, and acc.step(batch, loss_fn) splits what does not fit",
+            else 'acc.discard() drops the window; with on_nonfinite="raise" each micro-batch is '
+            "kept apart until it is whole; acc.step(batch, loss_fn) splits what does not fit",
         )
 
     def _refusal(self) -> LoopError:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from gradaccum.engine.memory.untouched import plain_attributes, restore_attributes
+
 __all__ = ["Snapshot", "Snapshots"]
 
 _SMALL = 1 << 16
@@ -30,11 +32,13 @@ class _Buffer(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Random states and module buffers at one moment."""
+    """Random states, and buffers and plain attributes of modules, at one moment."""
 
     random: dict[str, Any]
     small: list[_Buffer]
     large: list[_Buffer]
+    attributes: list[tuple[nn.Module, dict[str, Any]]]
+    """Plain attributes of modules: counters, cached tensors."""
 
 
 class Snapshots:
@@ -58,7 +62,9 @@ class Snapshots:
         self._taken += 1
         small: list[_Buffer] = []
         large: list[_Buffer] = []
+        attributes = []
         for module in self._model.modules():
+            attributes.append((module, plain_attributes(module)))
             for name, tensor in module._buffers.items():
                 if tensor is None or is_lazy(tensor):
                     continue
@@ -71,12 +77,14 @@ class Snapshots:
                     large.append(self._photograph(module, name, tensor))
         _copy_all([(one.copy, one.tensor) for one in small])
         self._last = {_key(one): one for one in large}
-        return Snapshot(_random_states(self._devices()), small, large)
+        return Snapshot(_random_states(self._devices()), small, large, attributes)
 
     def restore(self, snapshot: Snapshot) -> str | None:
         """Go back to `snapshot`; return the name of a buffer that cannot, `None` if all can."""
         lost = None
         _set_random_states(snapshot.random)
+        for module, plain in snapshot.attributes:
+            restore_attributes(module, plain)
         for one in (*snapshot.small, *snapshot.large):
             one.module._buffers[one.name] = one.tensor
         _copy_all([(one.tensor, one.copy) for one in snapshot.small])

@@ -37,7 +37,9 @@ def untouched(model: nn.Module) -> Generator[Writes]:
         >>> int(model.num_batches_tracked), model.weight.grad
         (0, None)
     """
-    attributes = [(module, _plain(module), dict(module._buffers)) for module in model.modules()]
+    attributes = [
+        (module, plain_attributes(module), dict(module._buffers)) for module in model.modules()
+    ]
     # Copied ahead: that batch norm writes to its statistics is not to be seen from outside.
     buffers = [
         (buffer, buffer.detach().clone())
@@ -54,7 +56,7 @@ def untouched(model: nn.Module) -> Generator[Writes]:
             yield writes
     finally:
         for module, plain, named in attributes:
-            _restore(module, plain)
+            restore_attributes(module, plain)
             module._buffers.clear()
             module._buffers.update(named)
         with torch.no_grad():
@@ -107,11 +109,13 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that are numbers, texts or tensors: counters, caches."""
     return {name: v for name, v in vars(module).items() if isinstance(v, _PLAIN)}
 
 
-def _restore(module: nn.Module, plain: dict[str, Any]) -> None:
+def restore_attributes(module: nn.Module, plain: dict[str, Any]) -> None:
+    """Put such attributes back, and take away those that were not there."""
     for name in [name for name, v in vars(module).items() if isinstance(v, _PLAIN)]:
         if name not in plain:  # not there before
             del module.__dict__[name]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
+from gradaccum.engine.memory.untouched import plain_attributes, restore_attributes
 from gradaccum.engine.policies.counter import Layout, keep, key_of, normal, uniform
 from gradaccum.engine.policies.keyed import Keyed
 from gradaccum.engine.policies.sites import Names, Site
@@ -297,9 +298,12 @@ class Seen:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Generator[None]:
-    """Within it, a forward leaves the model's buffers and the random generators as they were."""
-    random = save_random()
-    kept = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    """Within it, a forward leaves buffers, plain attributes and random generators as they were."""
+    random, numpy = save_random(), sys.modules.get("numpy.random")
+    state = None if numpy is None else numpy.get_state()
+    modules = list(model.modules())
+    attributes = [(module, plain_attributes(module)) for module in modules]
+    kept = [(m, name, b) for m in modules for name, b in m._buffers.items()]
     for module, name, buffer in kept:
         module._buffers[name] = None if buffer is None else buffer.clone()
     try:
@@ -307,7 +311,11 @@ def undisturbed(model: nn.Module) -> Generator[None]:
     finally:
         for module, name, buffer in kept:
             module._buffers[name] = buffer
+        for module, plain in attributes:
+            restore_attributes(module, plain)
         load_random(random)
+        if numpy is not None:
+            numpy.set_state(state)
 
 
 def is_compiled(model: nn.Module) -> bool:
