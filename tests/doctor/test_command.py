@@ -200,3 +200,21 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
     after_3000, after_12000 = map(int, done.stdout.split())
     # three times as many windows again; a record of each would be more than ten times this
     assert after_12000 - after_3000 < 300_000
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00\x01", "is not text in UTF-8"),
+        (b'{"version": 1, "findings": ' + b"[" * 100_000, "nested too deeply"),
+        (b"", "an empty file"),
+    ],
+    ids=["binary", "deep", "empty"],
+)
+def test_no_report_at_all_is_one_clear_error(content: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    file.write_bytes(content)
+    done = run([*REPORT, str(file), "--html", "x.html"], tmp_path)
+    assert done.code == 2
+    assert said in done.stderr.decode()
+    assert b"Traceback" not in done.stderr

@@ -118,7 +118,7 @@ def _unwritable(path: Path, error: OSError) -> InputError:
 def load(path: str) -> Diagnosis:
     """A report or a trace, told apart by its first line."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except OSError as error:
         raise InputError(
             "report-file",
@@ -127,12 +127,18 @@ def load(path: str) -> Diagnosis:
             expected="a file that `gradaccum doctor --json` or `--trace` has written",
             do="check the path",
         ) from None
-    except UnicodeDecodeError:
-        text = ""
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "report-unreadable",
+            f"{path} is not text in UTF-8.",
+            got=f"{error.reason} at byte {error.start:,}",
+            expected="a file that `gradaccum doctor --json` or `--trace` has written",
+            do="check the path, or write the report anew",
+        ) from None
     first = text.split("\n", 1)[0]
     try:
         is_trace = isinstance(record := json.loads(first), dict) and record.get("t") == "head"
-    except ValueError:
+    except (ValueError, RecursionError):
         is_trace = first.startswith('{"t":"head"')
     if is_trace:
         trace = Trace.parse(text.splitlines(), path)
