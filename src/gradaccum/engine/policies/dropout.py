@@ -298,7 +298,8 @@ class Seen:
 @contextmanager
 def undisturbed(model: nn.Module) -> Generator[None]:
     """Within it, a forward leaves the model's buffers and the random generators as they were."""
-    random = save_random()
+    random, numpy = save_random(), sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
     kept = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
     for module, name, buffer in kept:
         module._buffers[name] = None if buffer is None else buffer.clone()
@@ -308,6 +309,8 @@ def undisturbed(model: nn.Module) -> Generator[None]:
         for module, name, buffer in kept:
             module._buffers[name] = buffer
         load_random(random)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
 
 
 def is_compiled(model: nn.Module) -> bool:
