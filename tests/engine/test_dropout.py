@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -570,3 +571,45 @@ def test_after_a_refusal_nothing_of_the_window_is_left() -> None:
 def built() -> tuple[nn.Module, SGD]:
     model = MODELS["Dropout"]().double()
     return model, SGD(model.parameters(), lr=1e-3)
+
+
+@pytest.mark.parametrize("draw", ["numpy", "python", "torch"])
+def test_finding_where_the_samples_are_draws_from_no_generator(draw):
+    np = pytest.importorskip("numpy")
+    drawn = {
+        "numpy": lambda: float(np.random.rand()),
+        "python": random.random,
+        "torch": lambda: float(torch.rand(())),
+    }[draw]
+
+    def train(limit, every):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        seen = []
+        model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        acc = ga.Accumulator(model, optimizer, every=every, dropout="per-sample")
+
+        def loss_fn(model, x):
+            factor = drawn() if draw != "torch" else 1.0
+            seen.append(factor)
+            if len(x) > limit:
+                raise torch.OutOfMemoryError("too large")
+            return model(x).square().sum() * (1 + factor), len(x)
+
+        update = acc.step(torch.randn(20, 3, dtype=torch.float64), loss_fn)
+        return model[0].weight.detach().clone(), update.microbatches, seen, drawn()
+
+    split, number, _, after = train(5, 1)
+    free, again, seen, also = train(20, number)
+    assert number == again == 4
+    assert torch.equal(split, free)
+    assert after == also
+    if draw != "torch":
+        np.random.seed(0)
+        random.seed(0)
+        # two forwards find the layout, from the numbers that the first micro-batch has again
+        first = [drawn() for _ in range(number)]
+        assert seen == [first[0]] * 2 + first
+        assert after == drawn()

@@ -162,6 +162,24 @@ def test_a_list_of_samples_with_means():
     assert found.samples == 9
 
 
+@pytest.mark.parametrize("counted", [0, 5, 8])
+def test_labels_that_are_ignored_in_the_samples_that_ran(counted):
+    """A batch counts nothing only where none of its samples does."""
+    own = torch.arange(9) == counted
+
+    def masked(model, batch):
+        x, own = batch
+        return (model(x).square().sum(1) * own).sum(), own.sum()
+
+    assert ga.fit(nn.Linear(3, 3), masked, (torch.zeros(9, 3), own), memory="1GiB").fits
+    with pytest.raises(InputError) as caught:
+        ga.fit(nn.Linear(3, 3), masked, (torch.zeros(9, 3), own & False), memory="1GiB")
+    assert caught.value.slug == "window-without-count"
+
+
+OTHER = nn.Linear(3, 3)
+
+
 @pytest.mark.parametrize(
     ("change", "slug"),
     [
@@ -171,6 +189,12 @@ def test_a_list_of_samples_with_means():
         ({"loss_fn": lambda model, x: model(x).sum()}, "loss-without-count"),
         ({"loss_fn": lambda model, x: (model(x), 1)}, "loss-not-scalar"),
         ({"loss_fn": lambda model, x: (model(x).sum().detach(), 1)}, "loss-without-graph"),
+        ({"loss_fn": lambda model, x: (model(x).sum(), 0)}, "window-without-count"),
+        ({"loss_fn": lambda model, x: (OTHER(x).sum(), len(x))}, "loss-without-graph"),
+        ({"loss_fn": 5}, "loss-fn"),
+        ({"model": nn.LazyLinear(3)}, "model-lazy"),
+        ({"model": nn.Linear(3, 3, device="meta")}, "on-meta"),
+        ({"batch": torch.randn(8, 3, device="meta")}, "on-meta"),
         ({"optimizer": 5}, "optimizer"),
         ({"batch": {}}, "batch-empty"),
         ({"lengths": [1, 2]}, "batch-lengths"),

@@ -33,6 +33,8 @@ def find_causes(exam: Examination) -> list[Cause]:
         found += _side_effect(exam, everything)
     found += _uncounted(exam, clean)
     for term, explained in clean.explained.items():
+        if explained.kind == "shares" and not _same_shares(exam, everything, term):
+            continue
         found += _scale(term, explained.kind, explained.evidence, exam.runner.reduction)
     kinds = {one.kind for one in clean.explained.values()}
     if kinds & {"none", "small"} and not _unheld(found):
@@ -256,6 +258,14 @@ def _scale(term: str, kind: str, evidence: tuple[str, ...], reduction: str) -> l
             )
         ]
     return []
+
+
+def _same_shares(exam: Examination, held: Conditions, term: str) -> bool:
+    """Whether the terms have these shares with other random numbers too, if any are drawn."""
+    if not exam.runner.others_drew:
+        return True
+    one, other = exam.measure(held), exam.measure(replace(held, seed=1))
+    return term in other.explained and one.explained[term] == other.explained[term]
 
 
 def _error(clean: Measured) -> Cause:

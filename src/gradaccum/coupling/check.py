@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from gradaccum.coupling.causes import find_causes
 from gradaccum.coupling.examine import Examination, flat, group_of, rounding, ways
-from gradaccum.coupling.runs import Conditions, Runner
+from gradaccum.coupling.finite import all_finite, not_finite
+from gradaccum.coupling.inputs import read_samples
+from gradaccum.coupling.runs import Conditions, Piece, Runner
 from gradaccum.coupling.stage import Stage
-from gradaccum.errors import BatchError, GradaccumError, InputError, shown
+from gradaccum.engine.memory.refused import batch_tensors, no_terms, unreached
+from gradaccum.errors import GradaccumError
 from gradaccum.planner.padding import Side
-from gradaccum.planner.split import Samples, gather
+from gradaccum.planner.split import Samples
 from gradaccum.records.report import Cause, Report, SplitSeen
 
 __all__ = ["assert_splittable", "check"]
@@ -58,7 +61,8 @@ def check(
         A record that prints well and is true where the update is equal.
 
     Raises:
-        InputError: if the loss or the count cannot be meant.
+        InputError: if the loss or the count cannot be meant, all counts are 0, or the loss depends
+            on no parameter of the model.
         BatchError: if the batch cannot be split, or has one sample only.
 
     Examples:
@@ -70,19 +74,31 @@ def check(
         >>> [cause.kind for cause in report.causes], report.causes[0].where
         (['batchnorm'], ('1',))
     """
-    samples = _samples(model, batch, lengths, collate, trim, reduction)
+    samples = read_samples(
+        model,
+        loss_fn,
+        batch,
+        lengths=lengths,
+        collate=collate,
+        trim=trim,
+        reduction=reduction,
+        dtype=dtype,
+    )
     met: dict[int, Tensor] = {}
+    given = {id(tensor): tensor for _, tensor in batch_tensors(batch)}
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     with Stage(model, loss_fn, None) as stage:
         # What raises here raises in training too, and is the user's to see as it is.
-        coarse = _whole(Runner(stage, loss_fn, samples, reduction, met), samples)
+        runner = Runner(stage, loss_fn, samples, reduction, met, given)
+        held = _whole(runner, samples)
+        coarse, broken = _gradients(held), _first_look(runner, samples, held, own)
     note = ""
     if dtype is not None:
         finer = torch.finfo(dtype).eps < torch.finfo(own).eps
         with Stage(model, loss_fn, dtype) as stage:
-            runner = Runner(stage, loss_fn, samples, reduction, met)
+            runner = Runner(stage, loss_fn, samples, reduction, met, given)
             try:
-                fine = _whole(runner, samples)
+                fine = _gradients(_whole(runner, samples))
             except GradaccumError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the user's code says of the dtype
@@ -91,11 +107,11 @@ def check(
             else:
                 share = torch.finfo(dtype).eps / torch.finfo(own).eps
                 measured = _apart(fine, coarse) * share if finer else 0.0
-                return _report(runner, samples, dtype, measured, note)
+                return _report(runner, samples, dtype, measured, note, broken)
     with Stage(model, loss_fn, None) as stage:
-        runner = Runner(stage, loss_fn, samples, reduction, met)
+        runner = Runner(stage, loss_fn, samples, reduction, met, given)
         _whole(runner, samples)
-        return _report(runner, samples, own, 0.0, note)
+        return _report(runner, samples, own, 0.0, note, broken)
 
 
 def assert_splittable(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Report:
@@ -120,65 +136,69 @@ def assert_splittable(model: nn.Module, loss_fn: LossFn, batch: Any, **options: 
     return check(model, loss_fn, batch, **options).assert_equal()
 
 
-def _samples(
-    model: object, batch: Any, lengths: Any, collate: Any, trim: Any, reduction: str
-) -> Samples:
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            "model",
-            "The model is not a module.",
-            got=shown(model),
-            expected="a torch.nn.Module",
-            do="gather several in torch.nn.ModuleList([...])",
-        )
-    if reduction not in ("sum", "mean"):
-        raise InputError(
-            "reduction",
-            "`reduction` must be 'sum' or 'mean'.",
-            got=f"reduction={reduction!r:.60}",
-            expected="what the loss is of its terms",
-            do="return a sum from your loss and pass it with its count",
-        )
-    samples = gather([batch], lengths=lengths, collate=collate, trim=trim)
-    if len(samples) < 2:
-        raise BatchError(
-            "check-samples",
-            "A batch of one sample cannot be split, so there is nothing to compare.",
-            got="1 sample",
-            expected="at least 2 samples, better 8",
-            do="ga.check(model, loss_fn, batch) with a batch as you train with",
-        )
-    return samples
+def _first_look(
+    runner: Runner, samples: Samples, held: dict[str, list[Piece]], own: torch.dtype
+) -> list[Cause]:
+    """Refuse a loss without terms or parameters; the cause, if it is not finite.
+
+    In the model's own dtype, as it would be trained; and where it is amiss with random numbers
+    held still, once more with its own.
+    """
+    if all_finite(held) and _counted(held) and runner.reached:
+        return []
+    whole = group_of(samples, range(len(samples)))
+    pieces = runner.run([whole], Conditions())
+    if not _counted(pieces):
+        raise no_terms(1)
+    if not runner.reached:
+        raise unreached(runner.stage.model.parameters())
+    return [] if all_finite(pieces) else [not_finite(runner, whole, pieces, _name(own))]
 
 
-def _whole(runner: Runner, samples: Samples) -> Tensor:
-    pieces = runner.run([group_of(samples, range(len(samples)))], _HELD)
+def _counted(pieces: dict[str, list[Piece]]) -> bool:
+    return any(piece.count for term in pieces.values() for piece in term)
+
+
+def _whole(runner: Runner, samples: Samples) -> dict[str, list[Piece]]:
+    return runner.run([group_of(samples, range(len(samples)))], _HELD)
+
+
+def _gradients(pieces: dict[str, list[Piece]]) -> Tensor:
     return torch.stack([term[0].gradient for term in pieces.values()])
 
 
 def _apart(fine: Tensor, coarse: Tensor) -> float:
     fine = fine[:, : coarse.shape[1]]  # what was taken onto the stage later comes last
-    size = float(fine.norm())
-    return float((fine - coarse).norm()) / size if size and math.isfinite(size) else 0.0
+    size, apart = float(fine.norm()), float((fine - coarse).norm())
+    return apart / size if size and math.isfinite(size) and math.isfinite(apart) else 0.0
 
 
 def _report(
-    runner: Runner, samples: Samples, dtype: torch.dtype, measured: float, note: str
+    runner: Runner,
+    samples: Samples,
+    dtype: torch.dtype,
+    measured: float,
+    note: str,
+    broken: list[Cause],
 ) -> Report:
     whole = group_of(samples, range(len(samples)))
     notes = [note] if note else []
-    first = flat(runner.run([whole], Conditions()))
+    pieces = runner.run([whole], Conditions())
+    first = flat(pieces)
     runner.changed = runner.stage.changes()
     narrowest = runner.widen.narrowest if runner.widen is not None else dtype
     bound = rounding(_terms(runner, samples), torch.finfo(narrowest).eps, measured)
     exam = Examination(runner, ways(samples), whole, bound)
-    causes = _stale(exam)
+    if not all_finite(pieces):
+        broken = broken or [not_finite(runner, whole, pieces, _name(dtype))]
+    causes = [*broken, *_stale(exam)]
     repeated = exam.apart(first, exam.gradient(Conditions()))
-    if repeated > bound:
+    comparable = math.isfinite(repeated)
+    if comparable and repeated > bound:
         causes.append(_nondeterministic(exam, repeated))
         exam.bound = bound = bound + 4 * repeated
     found = exam.measure()
-    if not found.equal or runner.uncounted:
+    if comparable and (not found.equal or runner.uncounted):
         causes += find_causes(exam)
     notes += _notes(runner, causes)
     splits = tuple(
@@ -293,12 +313,17 @@ def _verdict(causes: list[Cause], distance: float, bound: float, splits: int) ->
             f"equal: {splits} ways to split give the whole batch's gradient, the farthest "
             f"{distance:.1e} away, where rounding may reach {bound:.1e}"
         )
+    if causes[0].kind == "not-finite":
+        more = [_WORDS[cause.kind] for cause in causes[1:]]
+        also = f" Besides: {', '.join(dict.fromkeys(more))}." if more else ""
+        return f"not finite: {causes[0].evidence[0]}.{also}"
     kinds = ", ".join(dict.fromkeys(_WORDS[cause.kind] for cause in causes))
     far = "a split failed" if math.isinf(distance) else f"distance {distance:.1e}"
     return f"not equal: {kinds} ({far}, where rounding may reach {bound:.1e})"
 
 
 _WORDS = {
+    "not-finite": "not finite",
     "factor": "off by a factor",
     "shares": "off by the share of terms (a mean of means)",
     "constant": "a part that does not grow with the samples",

@@ -34,7 +34,7 @@ def coupled(exam: Examination, held: Conditions, *, small: bool) -> list[Cause]:
     n = len(exam.runner.samples)
     if n == 2 and not small:
         return [_pair(exam, held)]
-    lines = ["no weights of the micro-batches make up the whole batch's gradient"]
+    lines = ["no shares of the micro-batches make up the whole batch's gradient"]
     companies = [_company(sample, n) for sample in sorted({0, n // 2, n - 1})]
     losses = ""
     if not small:

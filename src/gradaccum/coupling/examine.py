@@ -124,10 +124,12 @@ class Examination:
                     errors[split] = f"{type(error).__name__}: {str(error).strip()}"[:300]
                 continue
             infinite = [i for term in pieces.values() for i, p in enumerate(term) if not p.finite]
-            if infinite and all(piece.finite for piece in whole.values()):
+            if infinite:
+                though = ", though they are in the whole batch"
+                finite = all(piece.finite for piece in whole.values())
                 errors[split] = (
                     f"the loss and its gradient are not finite in micro-batch {infinite[0] + 1} of "
-                    f"{len(groups)}, though they are in the whole batch"
+                    f"{len(groups)}{though if finite else ''}"
                 )
                 continue
             nothing = torch.zeros(sum(self.ruler.sizes), dtype=torch.float64, device=runner.device)

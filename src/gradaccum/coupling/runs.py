@@ -51,6 +51,8 @@ class Piece:
     gradient: Tensor
     """Of the loss as it was handed over; flat, float64."""
 
+    samples: int = 0
+
     @property
     def finite(self) -> bool:
         """Whether neither the loss nor its gradient has NaN or infinity."""
@@ -66,6 +68,7 @@ class Runner:
         samples: of the batch.
         reduction: what the losses are of their terms.
         met: leaves outside the model that some forward reached; shared by the runners of a check.
+        given: tensors of the batch, by id: their gradients are nobody's parameters'.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class Runner:
         samples: Samples,
         reduction: str,
         met: dict[int, Tensor],
+        given: dict[int, Tensor] | None = None,
     ) -> None:
         self._met = met
+        self._given = given or {}
         self.stage = stage
         self.samples = samples
         self.reduction = reduction
@@ -92,6 +97,10 @@ class Runner:
         self.changed: list[Change] = []
         self.leaked: list[str] = []
         self.uncounted = False
+        self.reached = False
+        """Whether a parameter of the model itself got a gradient."""
+
+        self._own = {id(parameter) for parameter in stage.model.parameters()}
 
     def run(self, groups: Sequence[Group], conditions: Conditions) -> dict[str, list[Piece]]:
         """Forward and backward of each group in turn, from the stage's start.
@@ -105,6 +114,9 @@ class Runner:
         for number, group in enumerate(groups):
             if number and conditions.restored:
                 self.stage.reset_only(self.changed)
+            if number and conditions.quiet:
+                # What draws one number for each forward, outside of `Held`, draws the same again.
+                seed_all(conditions.seed)
             rows.append(self._one(group, conditions))
         names = list(dict.fromkeys(name for row in rows for name in row))
         size = sum(p.numel() * (2 if p.is_complex() else 1) for p in self.stage.parameters.values())
@@ -133,21 +145,21 @@ class Runner:
             parts = read_parts(loss, count, self.reduction, lambda: "check")
             strangers = self._strangers([part.loss for part in parts])
             try:
-                pieces = self._backward(parts)
+                pieces = self._backward(parts, len(group[0]))
             finally:
                 for leaf, grad in strangers:
                     leaf.grad = grad
         # leaves that were taken in only now ran in their own dtype
         return self._one(group, conditions) if self._adopt(strangers) else pieces
 
-    def _backward(self, parts: list[Part]) -> dict[str, Piece]:
+    def _backward(self, parts: list[Part], samples: int) -> dict[str, Piece]:
         pieces: dict[str, Piece] = {}
         for i, part in enumerate(parts):
             torch.autograd.backward(part.loss, retain_graph=i + 1 < len(parts))
             gradient, amount, loss = self._take(), float(part.count), float(part.loss.detach())
             if part.mean and not amount:  # the mean of no terms is NaN, and stands for nothing
                 gradient, loss = torch.zeros_like(gradient), 0.0
-            pieces[part.name] = Piece(loss, amount, gradient)
+            pieces[part.name] = Piece(loss, amount, gradient, samples)
         return pieces
 
     def _batch(self, group: Group) -> Any:
@@ -205,6 +217,8 @@ class Runner:
         """
         taken = False
         for leaf, _ in strangers:
+            if id(leaf) in self._given:
+                continue
             if id(leaf) in self._met:
                 number = sum(name.startswith("outside the model") for name in self.stage.parameters)
                 self.stage.adopt(f"outside the model, {number}", leaf)
@@ -223,12 +237,14 @@ class Runner:
         flat = []
         for parameter in self.stage.parameters.values():
             grad, parameter.grad = parameter.grad, None
+            self.reached |= grad is not None and id(parameter) in self._own
             if grad is None:
                 grad = torch.zeros_like(parameter)
             grad = grad.to_dense() if grad.layout is not torch.strided else grad
             grad = torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
             flat.append(grad.detach().to(self.device, torch.float64).reshape(-1))
-        return torch.cat(flat)
+        nothing = torch.zeros(0, dtype=torch.float64, device=self.device)
+        return torch.cat([nothing, *flat])
 
 
 def _leaves(losses: list[Tensor]) -> list[Tensor]:

@@ -67,7 +67,7 @@ class Ruler:
         own scale has a share of the overall one added.
         """
         if not bool(torch.isfinite(one).all() and torch.isfinite(other).all()):
-            return (0.0 if _equal_with_nan(one, other) else float("inf")), self.names[0]
+            return float("inf"), next(iter(self.names), "")
         floor = float(scale.norm()) / max(len(scale), 1) ** 0.5
         farthest, name = 0.0, self.names[0] if self.names else ""
         start = 0
@@ -91,7 +91,7 @@ class Explanation:
 
     kind: str
     """`equal`, `mean`, `sum`, `counts`, `shares`, `constant`, `none`; `small` if the
-    gradient is too short to tell, `unseen` if no split ran."""
+    gradient is too short to tell, `unseen` if no split ran or the whole is not finite."""
 
     evidence: tuple[str, ...] = ()
 
@@ -104,7 +104,7 @@ def explain(trials: dict[str, Trial], reduction: str, ruler: Ruler) -> Explanati
         reduction: what the user says the losses are of their terms.
         ruler: how far is far.
     """
-    if not trials:
+    if not trials or not all(trial.whole.finite for trial in trials.values()):
         return Explanation("unseen")
     if all(_equal(trial, reduction, ruler) for trial in trials.values()):
         return Explanation("equal")
@@ -166,12 +166,17 @@ def _shares(name: str, trial: Trial, reduction: str, ruler: Ruler) -> str:
     norms = columns.norm(dim=0)
     if not bool((norms > 0).all()):
         return ""
-    solved = torch.linalg.lstsq(columns / norms, trial.whole.gradient[:, None]).solution[:, 0]
+    unit = columns / norms
+    solved = torch.linalg.lstsq(unit, trial.whole.gradient[:, None]).solution[:, 0]
     weights = (solved / norms).tolist()
     found = Trial(trial.whole, pieces)
     scale = found.size(weights)
     # Columns that are nearly parallel have weights that are not sure, and fit anything near them.
     if min(weights) <= 0 or not ruler.alike(trial.whole.gradient, found.combined(weights), scale):
+        return ""
+    smallest = float(torch.linalg.svdvals(unit)[-1])
+    unsure = ruler.bound * float(scale.norm()) / smallest if smallest else float("inf")
+    if not _of_a_mean(found, weights, [4 * unsure / float(norm) for norm in norms], ruler.bound):
         return ""
     total = sum(piece.count for piece in pieces)
     declared = [p.count / total if reduction == "mean" else 1.0 for p in pieces]
@@ -183,6 +188,36 @@ def _shares(name: str, trial: Trial, reduction: str, ruler: Ruler) -> str:
         f"{name}: in the whole batch its micro-batches weigh {_listed(weights)}; "
         f"by the counts they would weigh {_listed(declared)}"
     )
+
+
+def _of_a_mean(
+    trial: Trial, weights: Sequence[float], unsure: Sequence[float], bound: float
+) -> bool:
+    """Whether weights are shares of terms, by which the loss itself is made up too.
+
+    Shares add up to one: as they are, or where a mean was multiplied by the count or the samples,
+    once that is taken out. `sqrt` and `log` of a sum over the batch have weights as well, for
+    their gradients are parallel to the sum's, but those are none of terms.
+
+    Args:
+        trial: whole, and the pieces that the weights are for.
+        weights: of the pieces' gradients.
+        unsure: by how much each weight may be off.
+        bound: what rounding may make of a relative distance.
+    """
+    counts = [piece.count for piece in trial.pieces]
+    samples = [float(piece.samples) for piece in trial.pieces]
+    ones = [1.0] * len(counts)
+    slack = sum(unsure) + 1e-9
+    shares = any(
+        total and abs(sum(w * n for w, n in zip(weights, of, strict=True)) / total - 1) <= slack
+        for of, total in ((ones, 1.0), (counts, sum(counts)), (samples, sum(samples)))
+    )
+    losses = [piece.loss for piece in trial.pieces]
+    apart = sum(w * loss for w, loss in zip(weights, losses, strict=True)) - trial.whole.loss
+    size = sum(abs(w * loss) for w, loss in zip(weights, losses, strict=True))
+    reach = sum(off * abs(loss) for off, loss in zip(unsure, losses, strict=True))
+    return shares and abs(apart) <= reach + (bound + 1e-9) * (size + abs(trial.whole.loss))
 
 
 def _proves(unknowns: int, gradient: Tensor) -> bool:
@@ -211,10 +246,6 @@ def _constant(trials: dict[str, Trial], ruler: Ruler) -> tuple[str, ...]:
         f"{float(first.norm()):.3g}, whatever samples are in it "
         f"(seen in splits into {', '.join(map(str, sorted(extra)))})",
     )
-
-
-def _equal_with_nan(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _listed(weights: Sequence[float]) -> str:

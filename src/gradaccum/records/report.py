@@ -39,7 +39,7 @@ class Cause:
 
     kind: str
     """`factor`, `shares`, `constant`, `batchnorm`, `dropout`, `random`, `coupled`, `stale`,
-    `nondeterministic`, `side-effect`, `error` or `unexplained`."""
+    `nondeterministic`, `side-effect`, `not-finite`, `error` or `unexplained`."""
 
     title: str
     """One sentence."""
@@ -73,7 +73,7 @@ class Report:
 
     equal: bool
     verdict: str
-    """One sentence; it begins with `equal` or `not equal`."""
+    """One sentence; it begins with `equal`, `not equal` or `not finite`."""
 
     distance: float
     """Largest relative distance of a parameter's gradient, the batch whole against split."""
@@ -125,9 +125,12 @@ class Report:
             UnequalError: an `AssertionError` too, so that a test fails as by `assert`.
         """
         if not self.equal:
+            finite = all(cause.kind != "not-finite" for cause in self.causes)
             raise UnequalError(
                 "check-unequal",
-                "The update depends on how the batch is split.",
+                "The update depends on how the batch is split."
+                if finite
+                else "The update is not finite, so no split of the batch can be compared with it.",
                 got=str(self),
                 expected="the whole batch's gradient from every way to split it",
                 do="what the report says under each cause",

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradaccum.engine.memory.probe import Probed, probe, read_limit
+from gradaccum.engine.memory.refused import refuse_unrunnable
 from gradaccum.engine.memory.resident import owned
 from gradaccum.engine.memory.shortage import is_shortage
 from gradaccum.engine.refuse import read_optimizers, refuse_ranks
@@ -60,7 +61,8 @@ def fit(
 
     Raises:
         BatchError: if the batch cannot be split as asked.
-        InputError: if the loss is no sum with its count, or `memory` no size.
+        InputError: if the loss is no sum with its count, all counts are 0, the loss depends on no
+            parameter of the model, or `memory` is no size.
         PlanError: if not a single sample could be run.
 
     Examples:
@@ -73,6 +75,7 @@ def fit(
     """
     refuse_ranks(model)
     optimizers = () if optimizer is None else read_optimizers(optimizer, model)
+    refuse_unrunnable(model, loss_fn, batch)
     size = parse_size(memory)
     meter = meter_for(device_of(model))
     samples = gather([batch], lengths=lengths, collate=collate, trim=trim)
@@ -87,6 +90,7 @@ def fit(
             limit=limit,
             reduction=reduction,
             timed=True,
+            whole=True,
         )
     except Exception as error:
         if not is_shortage(error):

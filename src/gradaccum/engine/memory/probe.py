@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from gradaccum.engine.grads import fill
 from gradaccum.engine.loss import Part, read_parts, read_result
 from gradaccum.engine.memory.move import lane_of
+from gradaccum.engine.memory.refused import no_terms, unreached
 from gradaccum.engine.memory.resident import foretell, owned, state_tensors
 from gradaccum.engine.memory.shortage import is_shortage
 from gradaccum.engine.memory.untouched import untouched
@@ -83,6 +84,7 @@ def probe(
     reduction: str = "sum",
     declared: bool = False,
     timed: bool = False,
+    whole: bool = False,
 ) -> Probed:
     """Run a few small micro-batches forth and back, and fit what they take.
 
@@ -102,9 +104,12 @@ def probe(
         declared: whether the counts of several terms are known ahead; else each term beyond the
             first needs a sum of gradients of its own.
         timed: whether to run the micro-batches again for their time.
+        whole: whether the samples are all that an update would have, so that a loss which counts
+            nothing in them, or has no gradient, is refused.
 
     Raises:
-        InputError: if `loss_fn` returns something else than a loss and its count.
+        InputError: if `loss_fn` returns something else than a loss and its count, counts nothing
+            in a whole batch, or there depends on no parameter of the model.
         RuntimeError: (`torch.OutOfMemoryError` on a device) if not even one sample fits.
     """
     before = meter.used(owned(model, optimizers))
@@ -122,6 +127,8 @@ def probe(
             ladder = Ladder(len(samples), samples.lengths, few=1)
             with writes:
                 terms = runner.prepare(ladder.first)
+        if whole and not runner.reached:
+            raise unreached(model.parameters())
         ahead = foretell(optimizers, runner.having)
         gradients = runner.gradients * (1 if declared else terms)
         resident = _resident(model, optimizers, meter, before, gradients, ahead.state)
@@ -140,6 +147,8 @@ def probe(
                 break  # what is known so far has to do
             runs.append(found)
             seconds.append(took)
+        if whole and not runner.counted and runner.counts_nothing(len(ladder.first.indices)):
+            raise no_terms(-(-len(samples) // len(ladder.first.indices)))
     memory = MemoryModel(fit_phases(runs, ladder.widest), resident.total, ahead.step)
     times = tuple(seconds) if timed else ()
     fitted = _fit_time(runs, seconds) if timed else None
@@ -173,11 +182,16 @@ class _Runner:
         """Parameters on the device that get a gradient; known once `prepare` has run."""
         self.gradients = 0
         """Bytes of these gradients."""
+        self.reached = False
+        """Whether some parameter of the model got a gradient; known once `prepare` has run."""
+        self.counted = False
+        """Whether some loss term was counted so far."""
 
     def prepare(self, rung: Rung) -> int:
         """Run the first one unmeasured, so that what is made once is there; returns its terms."""
         going = self._forward(rung)
         self._backward(going)
+        self.reached = any(p.grad is not None for p in self._model.parameters())
         kind = self._meter.device.type
         self.having = [
             p for p in self._model.parameters() if p.grad is not None and p.device.type == kind
@@ -220,7 +234,23 @@ class _Runner:
         following = self._batch(rung) if self._ahead else None
         begin()
         loss, count = read_result(self._loss_fn(self._model, batch), "probe")
-        return _Going(read_parts(loss, count, self._reduction, lambda: "probe"), following)
+        parts = read_parts(loss, count, self._reduction, lambda: "probe")
+        self.counted = self.counted or any(bool(part.count) for part in parts)
+        return _Going(parts, following)
+
+    def counts_nothing(self, few: int) -> bool:
+        """Whether no sample of the batch counts; the labels of those that ran may be ignored."""
+        n, lengths = len(self._samples), self._samples.lengths
+        for start in range(0, n, few):
+            indices = list(range(start, min(start + few, n)))
+            width = None if lengths is None else max(lengths[i] for i in indices)
+            try:
+                self._forward(Rung(indices, width))
+            except Exception:  # noqa: BLE001 - it may not fit, or be too few samples: not known
+                return False
+            if self.counted:
+                return False
+        return True
 
     def _batch(self, rung: Rung) -> Any:
         return move(self._samples.microbatch(rung.indices, rung.width), self._meter.device)
