@@ -277,6 +277,19 @@ for i, (x, y) in enumerate(data):
         optimizer.zero_grad()
 """,
     ),
+    "padding in the number that divides, and micro-batches too": (
+        "GA207",
+        """
+for i, (x, y) in enumerate(data):
+    mask = (torch.arange(4) <= i % 4).float()
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    loss = (losses * mask).sum() / mask.numel() / 2  #!
+    loss.backward()
+    if i % 2 == 1:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
     "masks drawn again, in the older checkpoint": (
         "GA505",
         """

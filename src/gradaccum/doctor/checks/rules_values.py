@@ -76,36 +76,44 @@ def padding_counted(context: Context) -> Iterator[Hit]:
         if len({place_of(event) for event in micros}) != 1:
             continue
         for one in context.series(window):
-            divisor = _slots(one)
-            line = None if divisor is None else divides_by_all(place)
-            if divisor is None or line is None:
+            slots = _slots(one)
+            line = None if slots is None else divides_by_all(place)
+            if slots is None or line is None:
                 continue
+            divisor, besides = slots
             total = sum(count or 0.0 for count in one.counts)
             counts = ", ".join(f"{count:g}" for count in one.counts[:6])
             yield from hit(
                 "GA207",
                 line,
                 f"{counts} values count in the {len(micros)} micro-batches of an update, and each "
-                f"sum is divided by all {divisor:g} slots: a value weighs 1/{divisor:g} where "
-                f"1/{total:g} is its share of the window",
+                f"sum is divided by all {divisor:g} slots: a value weighs "
+                f"1/{divisor * besides:g} where 1/{total:g} is its share of the window",
                 (micros[-1], "the backward of this loss"),
             )
             return
 
 
-def _slots(one: Series) -> float | None:
-    """What each sum is divided by, where it is more than the values that it has, which vary."""
+def _slots(one: Series) -> tuple[float, float] | None:
+    """What each sum is divided by, where it is more than the values that it has, which vary.
+
+    The second number is what the loss is divided by besides: 1, or the micro-batches.
+    """
     if one.terms[0].reduction != "sum" or not one.known or len(set(one.counts)) < 2:
         return None
-    found: set[float] = set()
+    found: set[tuple[float, float]] = set()
     for term, scale in zip(one.terms, one.scales, strict=True):
         divisors = [factor.value for factor in term.factors if factor.how == "div"]
+        micros = float(len(one.terms))
+        besides = micros if len(divisors) == 2 and micros in divisors else 1.0
+        if besides != 1.0:
+            divisors.remove(besides)
         if len(divisors) != 1 or not term.count or term.each is None:
             return None
         whole = divisors[0] == round(divisors[0]) and divisors[0] >= term.count
-        if not whole or not close(abs(term.each) / scale * divisors[0], 1.0):
+        if not whole or not close(abs(term.each) / scale * divisors[0] * besides, 1.0):
             return None
-        found.add(divisors[0])
+        found.add((divisors[0], besides))
     return found.pop() if len(found) == 1 else None
 
 
