@@ -215,6 +215,94 @@ for i, (x, y) in enumerate(data):
         optimizer.zero_grad()
 """,
     ),
+    "the gate turned round, its number called otherwise": (
+        "GA303",
+        """
+class Options:
+    every = 4
+
+every = Options.every
+for i, (x, y) in enumerate(data):
+    (F.cross_entropy(model(x), y) / every).backward()
+    if (i + 1) % Options.every:
+        optimizer.step()  #!
+        optimizer.zero_grad()
+""",
+    ),
+    "the first window short, of two terms": (
+        "GA303",
+        """
+for i, (x, y) in enumerate(data):
+    out = model(x)
+    ((F.cross_entropy(out, y) + 0.5 * out.pow(2).mean()) / 4).backward()
+    if i % 4 == 0:
+        optimizer.step()  #!
+        optimizer.zero_grad()
+""",
+    ),
+    "an epoch's rest in the next, of two terms": (
+        "GA302",
+        """
+for epoch in range(3):
+    for i, (x, y) in enumerate(data[:7]):
+        out = model(x)
+        ((F.cross_entropy(out, y) + 0.5 * out.pow(2).mean()) / 4).backward()
+        if (i + 1) % 4 == 0:
+            optimizer.step()  #!
+            optimizer.zero_grad()
+""",
+    ),
+    "a tail times the full window's share": (
+        "GA204",
+        """
+every = 4
+for i, (x, y) in enumerate(data[:7]):
+    loss = F.cross_entropy(model(x), y) * (1 / every)
+    loss.backward()
+    if (i + 1) % every == 0 or i == 6:
+        optimizer.step()  #!
+        optimizer.zero_grad()
+""",
+    ),
+    "padding in the number that divides": (
+        "GA207",
+        """
+for i, (x, y) in enumerate(data):
+    y = y.masked_fill(torch.arange(4) > i % 4, -100)
+    loss = F.cross_entropy(model(x), y, reduction="sum")
+    loss = loss / y.numel()  #!
+    loss.backward()
+    if i % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "padding in the number that divides, and micro-batches too": (
+        "GA207",
+        """
+for i, (x, y) in enumerate(data):
+    mask = (torch.arange(4) <= i % 4).float()
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    loss = (losses * mask).sum() / mask.numel() / 2  #!
+    loss.backward()
+    if i % 2 == 1:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "masks drawn again, in the older checkpoint": (
+        "GA505",
+        """
+from torch.utils.checkpoint import checkpoint
+
+part = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.2))
+for x, y in data:
+    out = checkpoint(part, x.requires_grad_(), use_reentrant=True, preserve_rng_state=False)  #!
+    optimizer.zero_grad()
+    F.cross_entropy(model(out), y).backward()
+    optimizer.step()
+""",
+    ),
     "a divisor that moves": (
         "GA303",
         """

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradaccum.doctor.checks import judge
+from gradaccum.doctor.checks.story import adds
 from gradaccum.doctor.trace.model import Event as Noted
 from gradaccum.doctor.trace.model import Opt, Param, Place, Segment, Trace
 from gradaccum.records import Finding
@@ -121,20 +122,36 @@ def _windows(trace: Trace, weights: Terms) -> tuple[WindowSeen, ...]:
     }
     for segment in trace.segments:
         used.update(_written(segment))
+    lost |= _left(trace)
     return tuple(
         _window(segment, weights, lost - used) for segment in trace.segments if segment.events
     )
 
 
+def _left(trace: Trace) -> set[int]:
+    """Backwards whose gradients stood where updates are made when the run had come to its end."""
+    if not trace.complete or trace.error:
+        return set()
+    stepped = {optimizer.index for optimizer in trace.optimizers if optimizer.steps}
+    return {
+        number
+        for param in trace.params
+        if param.changes or stepped & set(param.owners)
+        for number in param.backwards
+        if param.held
+    }
+
+
 def _written(segment: Segment) -> set[int]:
     """Backwards that an update outside any optimizer used: those before the write."""
-    seen: list[int] = []
+    seen: dict[int, set[int]] = {}
     used: set[int] = set()
     for event in segment.events:
         if event.kind == "backward":
-            seen.append(event.get("b"))
-        elif event.kind == "write" and event.get("target") == "param":
-            used.update(seen)
+            seen[event.get("b")] = set(event.get("arrived", ()))
+        elif event.kind == "write" and event.get("target") == "param" and adds(event):
+            params = set(event.get("params", ()))
+            used.update(number for number, arrived in seen.items() if arrived & params)
     return used
 
 
@@ -148,7 +165,9 @@ def _window(segment: Segment, weights: Terms, lost: set[int]) -> WindowSeen:
         )
     )
     memory = [micro.memory for micro in micros if micro.memory is not None]
-    written = any(e.kind == "write" and e.get("target") == "param" for e in events)
+    written = segment.closed and any(
+        e.kind == "write" and e.get("target") == "param" for e in events
+    )
     return WindowSeen(
         index=segment.index,
         optimizer=step.get("optimizer") if step else None,
@@ -156,7 +175,8 @@ def _window(segment: Segment, weights: Terms, lost: set[int]) -> WindowSeen:
         end=events[-1].end,
         microbatches=micros,
         events=tuple(map(_event, events)),
-        stepped=segment.closed and (step is not None or written),
+        # The run's last update by hand is followed by nothing that would close its segment.
+        stepped=(segment.closed and step is not None) or written or bool(_written(segment)),
         norm=step.get("norm") if step else None,
         change=step.get("change") if step else None,
         memory=max(memory, default=None),

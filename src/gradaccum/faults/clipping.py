@@ -255,7 +255,6 @@ norm = (weight.grad.abs() ** 2).sum().sqrt()
 figure = round(norm.item(), 3)
 """,
         figures=(0.0, 1.414),
-        runtime=False,
     ),
     Fault(
         code="GA409",
@@ -311,7 +310,6 @@ nn.utils.clip_grad_norm_(embedding.parameters(), 1.0)
 figure = 1
 """,
         figures=(0.0, 1.0),
-        runtime=False,
     ),
     Fault(
         code="GA411",

@@ -386,7 +386,6 @@ figure = 2 if torch.equal(plain, block[2].weight.grad) else 0
 """,
         figures=(0.0, 2.0),
         prelude=_CHECKPOINT,
-        runtime=False,
     ),
     Fault(
         code="GA603",

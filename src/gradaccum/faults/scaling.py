@@ -205,6 +205,5 @@ figure = round(weight.grad[0].item(), 3)
 """,
         figures=(-0.375, -0.3),
         prelude=_TOKENS,
-        runtime=False,
     ),
 )

@@ -19,8 +19,8 @@ class Context:
 
     story: Story
     factor: dict[int, float] = field(default_factory=dict)
-    wrong: list[Window] = field(default_factory=list)
-    """Windows whose weights should have added up to 1."""
+    wrong: list[tuple[Window, float, str]] = field(default_factory=list)
+    """Windows, what weights should have been multiplied by, and of which term; empty for all."""
     settled: set[Place] = field(default_factory=set)
     """Lines of updates whose window length has been judged."""
     faulty: set[int | None] = field(default_factory=set)

@@ -21,6 +21,8 @@ class Hit:
     evidence: tuple[tuple[Place, str], ...] = ()
     severity: str = ""
     """Where it is not the catalogue's."""
+    mend: str = ""
+    """Where it is not the catalogue's."""
 
 
 def hit(
@@ -29,6 +31,7 @@ def hit(
     message: str,
     *evidence: tuple[Event | Place | None, str],
     severity: str = "",
+    mend: str = "",
 ) -> list[Hit]:
     """One finding, or none where the line is not known."""
     place = _place(where)
@@ -39,7 +42,7 @@ def hit(
         spot = _place(thing)
         if spot is not None and (spot, what) not in lines:
             lines.append((spot, what))
-    return [Hit(code, place, message, tuple(lines), severity)]
+    return [Hit(code, place, message, tuple(lines), severity, mend)]
 
 
 def _place(where: Event | Place | None) -> Place | None:
@@ -61,7 +64,7 @@ def finding(one: Hit) -> Finding:
         fault.title,
         one.message,
         tuple(Evidence(place.path, place.line, what) for place, what in one.evidence),
-        fault.mend,
+        one.mend or fault.mend,
     )
 
 

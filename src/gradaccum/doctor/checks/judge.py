@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from gradaccum.doctor.checks import (
     rules_clipping,
     rules_graphs,
+    rules_hand,
     rules_scaling,
     rules_stepping,
+    rules_values,
     rules_zeroing,
 )
 from gradaccum.doctor.checks.context import Context
@@ -30,14 +32,16 @@ RULES = (
     *rules_zeroing.RULES,
     *rules_scaling.RULES,
     *rules_stepping.RULES,
+    *rules_hand.RULES,
+    *rules_values.RULES,
 )
 """In an order in which what explains others comes first."""
 
 DETECTORS = frozenset(
     f"GA{number}"
     for number in (
-        *range(101, 106), *range(201, 205), *range(301, 310), 311, 312, 315, *range(401, 408),
-        411, 501, 502, 503, 601, 602, 701, 702, 703, 801,
+        *range(101, 106), *range(201, 205), 207, *range(301, 310), 311, 312, 315, *range(401, 409),
+        410, 411, 501, 502, 503, 505, 601, 602, 701, 702, 703, 801,
     )
 )  # fmt: skip
 """Codes that a run can give away; a test holds each to its bad loop."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import divided_late, gate_counts
+from gradaccum.doctor.checks.source import divided_late, gate_counts, gate_divides
 from gradaccum.doctor.checks.story import Window, inside, place_of, usual
 from gradaccum.doctor.checks.weights import Series, close
 from gradaccum.doctor.trace.model import Event, Place
@@ -46,15 +47,18 @@ def not_divided(context: Context) -> Iterator[Hit]:
             shared = _stepped_between(context, window)
             if why and not shared and len(whole) == len(terms) == 1:
                 yield from _whole(context, line, windows, window, late)
-                context.wrong.extend(other for other, _ in alike)
+                context.wrong += [(other, 1 / len(other.fresh), "") for other, _ in alike]
                 break
-            if beside := _beside(terms, len(window.fresh)):
+            if beside := _beside(terms, len(window.fresh), bool(why)):
                 yield from _partly(context, window, *beside)
+                path = beside[1].path
+                context.wrong += [(other, 1 / len(other.fresh), path) for other, _ in alike]
                 break
     for window in context.story.open:
         terms = context.series(window)
         if len(window.fresh) >= 2 and window.whole and terms and _one_line(context, window):
-            if beside := _beside(terms, len(window.fresh)):
+            sure = bool(context.are_micros(window, None))
+            if beside := _beside(terms, len(window.fresh), sure):
                 yield from _partly(context, window, *beside)
                 break
 
@@ -100,6 +104,7 @@ def _partly(context: Context, window: Window, right: Series, other: Series) -> l
         f"{_figure(other.total)} in all, `{right.terms[0].name}` {_figure(right.weights[0])} and "
         f"{_figure(right.total)}",
         (window.line, f"one update for {count} micro-batches"),
+        severity="warning" if other.terms[0].factors else "",
     )
 
 
@@ -114,12 +119,20 @@ def _undivided(one: Series, why: str) -> bool:
     )
 
 
-def _beside(terms: list[Series], count: int) -> tuple[Series, Series] | None:
-    """A term that adds up to 1 over the window, and one that each micro-batch adds in full."""
+def _beside(terms: list[Series], count: int, sure: bool) -> tuple[Series, Series] | None:
+    """A term that adds up to 1 over the window, and one that each micro-batch adds in full.
+
+    Args:
+        terms: of the window.
+        count: its micro-batches.
+        sure: whether that is what they are. If not, a coefficient 1/count is only a coefficient.
+    """
     known = [one for one in terms if one.known]
     right = [
         one for one in known if close(one.total, 1.0) and all(abs(w) < 0.99 for w in one.weights)
     ]
+    if not sure:
+        right = [one for one in right if count not in one.shares or count in one.divisors]
     for one in known:
         full = all(close(abs(weight), 1.0) for weight in one.weights)
         if right and full and one.terms[0].reduction in ("mean", "none"):
@@ -127,7 +140,16 @@ def _beside(terms: list[Series], count: int) -> tuple[Series, Series] | None:
         divided = [other for other in right if other.divided_by(count)]
         if divided and one not in right and not one.terms[0].factors:
             return divided[0], one
+        beside = [other for other in divided if count in other.divisors]
+        same = all(close(weight, one.weights[0]) for weight in one.weights)
+        if beside and sure and same and one.weights[0] and not _may_divide(one, count):
+            return beside[0], one
     return None
+
+
+def _may_divide(one: Series, count: int) -> bool:
+    """Whether something on the way to a term may be its division by the micro-batches."""
+    return count in one.divisors | one.shares or bool(one.divisors)
 
 
 def _figure(value: float) -> str:
@@ -146,7 +168,8 @@ def divided_twice(context: Context) -> Iterator[Hit]:
                 for one in terms
                 if one.known and one.divided_by(count) >= 2 and close(one.total, 1 / count)
             ]
-            if twice and len(twice) == len(terms):
+            # A mean over as many heads as there are micro-batches is a division of its own.
+            if twice and len(twice) == len(terms) and not close(sum(o.total for o in twice), 1.0):
                 yield from hit(
                     "GA202",
                     context.story.micros(window)[-1],
@@ -155,9 +178,11 @@ def divided_twice(context: Context) -> Iterator[Hit]:
                     f" ({plural(context.updates(windows), 'update')})",
                     (line, f"one update for {count} micro-batches"),
                 )
-                context.wrong.extend(
-                    other for other, _ in _plain(context, windows) if len(other.fresh) == count
-                )
+                context.wrong += [
+                    (other, float(count), "")
+                    for other, _ in _plain(context, windows)
+                    if len(other.fresh) == count
+                ]
                 break
 
 
@@ -228,23 +253,67 @@ def wrong_length(context: Context) -> Iterator[Hit]:
         if line in context.settled:
             continue
         told = [
-            (window, one.divisor, len(window.fresh))
+            (window, _means(terms))
             for window, terms in _plain(context, windows)
-            for one in _means(terms)[:1]
             if _one_line(context, window)
         ]
-        sizes = [(size, divisor) for _, divisor, size in told if divisor]
-        if not sizes or len(sizes) != len(told):
-            continue
-        divisors = {divisor for _, divisor in sizes}
-        if len(divisors) != 1:
-            continue
-        every = divisors.pop()
-        lengths = [size for size, _ in sizes]
-        if all(length == every for length in lengths):
+        if not told or not all(terms for _, terms in told):
             continue
         micro = context.story.micros(told[0][0])[-1]
-        yield from _judge(context, windows, _Lengths(line, lengths, every, micro, told[0][0]))
+        lengths = [len(window.fresh) for window, _ in told]
+        hooked = all(inside(w.step, context.story) for w, _ in told if w.step is not None)
+        every = _divisor([terms for _, terms in told], lengths, line, place_of(micro), hooked)
+        if every is None or all(length == every for length in lengths):
+            continue
+        seen = _Lengths(line, lengths, every, micro, told[0][0])
+        found = _judge(context, windows, seen)
+        if found:
+            context.wrong += [
+                (window, every / len(window.fresh), one.path)
+                for window, terms in told
+                for one in terms
+                if every in one.divisors | one.shares
+            ]
+        yield from found
+
+
+def _divisor(
+    told: list[list[Series]],
+    lengths: list[int],
+    line: Place,
+    backward: Place | None,
+    hooked: bool,
+) -> int | None:
+    """The number of micro-batches that a window's loss is divided by; `None` if it is not known.
+
+    What divides a loss may be anything's number: heads, a temperature, a penalty's weight. It is
+    that of the micro-batches where most windows have as many, where the first has and the rest of
+    an epoch is added to the others, or where the source divides by what the step's test counts to.
+    A coefficient is believed only for the last reason. Where backward itself steps (`hooked`) there
+    are none of these, and a loss of one term is taken at its word.
+    """
+    divided = frozenset.intersection(*(_shared(terms, "divisors") for terms in told))
+    counts = Counter(lengths)
+    most = max(counts.values())
+    usual_ones = [n for n in divided if counts[n] == most]
+    if not usual_ones and lengths[0] in divided and min(lengths) == lengths[0]:
+        usual_ones = [lengths[0]]
+    if not usual_ones and hooked and all(len(terms) == 1 for terms in told):
+        usual_ones = list(divided)
+    if len(usual_ones) == 1:
+        return usual_ones[0]
+    scaled = frozenset.intersection(*(_shared(terms, "shares") for terms in told))
+    proven = [n for n in divided if gate_divides(line, backward, n)]
+    proven += [n for n in scaled - divided if gate_divides(line, backward, None)]
+    return proven[0] if len(proven) == 1 else None
+
+
+def _shared(terms: list[Series], how: str) -> frozenset[int]:
+    """Numbers for all terms of a loss; else those of a term beside which others are not divided."""
+    each: list[frozenset[int]] = [getattr(one, how) for one in terms]
+    return frozenset.intersection(*each) or (
+        frozenset().union(*each) if how == "divisors" else frozenset()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +339,29 @@ class _Lengths:
         )
         return hit(code, self.line, message, (self.micro, f"the loss is divided by {self.every}"))
 
+    def short(self, context: Context, sizes: list[int]) -> list[Hit]:
+        """Tails that were divided by more than they hold: seen to happen, so more than advice."""
+        every, kinds = self.every, sorted(set(sizes))
+        parts = ", ".join(f"{size}/{every}" for size in kinds)
+        ones = "short one is" if len(sizes) == 1 else "short ones are"
+        evidence = []
+        for size in kinds[:3]:
+            found = [w for w in context.story.windows if w.line == self.line]
+            micros = [context.story.micros(w) for w in found if len(w.fresh) == size]
+            what = (
+                f"each micro-batch of an update of {size} weighs {_figure(1 / every)} and should "
+                f"weigh {'1' if size == 1 else f'1/{size}'}: it is {size}/{every} of the mean"
+            )
+            evidence.append((micros[0][-1] if micros and micros[0] else self.micro, what))
+        return hit(
+            "GA204",
+            self.line,
+            f"updates hold {self.shown} micro-batches while the loss is divided by {every}: the "
+            f"{ones} {parts} of the mean ({plural(len(sizes), 'update')})",
+            *evidence,
+            severity="warning",
+        )
+
 
 def _judge(context: Context, windows: list[Window], seen: _Lengths) -> list[Hit]:
     sizes, every = seen.sizes, seen.every
@@ -279,7 +371,7 @@ def _judge(context: Context, windows: list[Window], seen: _Lengths) -> list[Hit]
         return seen.hit(
             "GA102", ": the optimizer steps inside every backward, so nothing accumulates"
         )
-    if longest > every and (full or not short):
+    if longest > every and full:
         context.settled.add(seen.line)
         return seen.hit(
             "GA302",
@@ -290,22 +382,20 @@ def _judge(context: Context, windows: list[Window], seen: _Lengths) -> list[Hit]
         context.settled.add(seen.line)
         return seen.hit("GA303", f": the first is {sizes[0]}/{every} of the mean")
     if short and full and longest == every:
-        times = plural(len(short), "update")
-        return seen.hit(
-            "GA204", f": the last, short one is {short[0]}/{every} of the mean ({times})"
-        )
+        return seen.short(context, short)
     if short and len(sizes) > 1 and context.gated(seen.first, seen.line):
         context.settled.add(seen.line)
         return seen.hit("GA303", "")
     if len(sizes) == 1 and sizes[0] >= 2 and short:
-        return seen.hit("GA204", f": the update is {sizes[0]}/{every} of the mean")
+        return seen.short(context, sizes)
     return []
 
 
 def _means(terms: list[Series]) -> list[Series]:
     """Terms whose weight is that of a mean; a sum's own divisor may be anything's number."""
     kinds = ("mean", "none")
-    return [one for one in terms if one.terms[0].reduction in kinds or one.terms[0].masked]
+    found = [one for one in terms if one.terms[0].reduction in kinds or one.terms[0].masked]
+    return [one for one in found if one.known and any(one.weights)]
 
 
 def irregular(context: Context) -> Iterator[Hit]:

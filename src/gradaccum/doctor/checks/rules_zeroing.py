@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import overwrites, same_loop
+from gradaccum.doctor.checks.source import asks, overwrites, same_loop
 from gradaccum.doctor.checks.story import END, Window, place_of, usual
 from gradaccum.doctor.trace.model import Event
 
@@ -328,7 +328,10 @@ def grows_unowned(context: Context) -> Iterator[Hit]:
     clips = [e for e in clips if params & {*e.get("params", ()), *e.get("touched", ())}]
     names = ", ".join(f"`{p.name or p.shape}`" for p in grown[:3])
     names += f" and {len(grown) - 3} more" if len(grown) > 3 else ""
-    where = zeros[0] if zeros else arrived[-1]
+    # A clearing that misses what a clip measures is where both are mended. What merely grows is
+    # told where it asked for a gradient.
+    asked = None if clips or not arrived else asks(place_of(arrived[-1]), grown[0].name)
+    where = zeros[0] if zeros and clips else asked or arrived[-1]
     yield from hit(
         "GA105",
         where,
@@ -336,6 +339,7 @@ def grows_unowned(context: Context) -> Iterator[Hit]:
         f"{plural(grown[0].arrivals, 'backward')} had been added up in it at the end",
         (clips[0] if clips else None, "the clip measures them too"),
         (arrived[-1] if arrived else None, "each backward adds to them"),
+        (zeros[0] if zeros and not clips else None, "this clearing does not reach them"),
     )
 
 

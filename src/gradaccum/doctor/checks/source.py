@@ -9,9 +9,12 @@ from pathlib import Path
 from gradaccum.doctor.trace.model import Place
 
 __all__ = [
+    "asks",
     "clips",
     "divided_late",
+    "divides_by_all",
     "gate_counts",
+    "gate_divides",
     "gated",
     "hook_function",
     "keeps",
@@ -21,6 +24,7 @@ __all__ = [
     "rebinds",
     "same_loop",
     "scales_its_argument",
+    "squares_gradient",
     "statement",
 ]
 
@@ -185,6 +189,40 @@ def gate_counts(step: Place | None) -> bool:
     return False
 
 
+def gate_divides(step: Place | None, backward: Place | None, number: int | None) -> bool:
+    """Whether the source divides by what the condition of a step counts to.
+
+    Args:
+        step: the line of the update.
+        backward: that of the backward; its file is searched for the division.
+        number: what the loss is divided by, which a literal has to be; `None` for a name only.
+    """
+    tree = None if backward is None else _tree(backward.path)
+    if tree is None or step is None:
+        return False
+    divisors = {
+        _last_name(node.value if isinstance(node, ast.AugAssign) else node.right)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div)
+    }
+    for place in _reached(step):
+        for node in _above(place):
+            for one in ast.walk(node.test) if isinstance(node, ast.If) else ():
+                if not isinstance(one, ast.BinOp) or not isinstance(one.op, ast.Mod):
+                    continue
+                if isinstance(one.right, ast.Constant):
+                    if number is not None and one.right.value == number:
+                        return True
+                elif _last_name(one.right) in divisors:
+                    return True
+    return False
+
+
+def _last_name(node: ast.AST) -> str:
+    """`every` of `every` and of `self.every`; anything else as it is written."""
+    return str(getattr(node, "attr", getattr(node, "id", ""))) or ast.dump(node)
+
+
 def microbatches(backward: Place | None) -> bool:
     """Whether the loop around a backward takes its data with `next`."""
     loop = _loop(backward)
@@ -224,6 +262,35 @@ def lines_that(place: Place | None, wanted: str) -> list[Place]:
         if isinstance(node, ast.Attribute) and node.attr == wanted
     }
     return [Place(place.path, line, found[line]) for line in sorted(found)]
+
+
+def asks(place: Place | None, name: str) -> Place | None:
+    """The line of a place's file that asks for the gradient of a name."""
+    tree = None if place is None or not name.isidentifier() else _tree(place.path)
+    if tree is None or place is None:
+        return None
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        named = any(isinstance(one, ast.Name) and one.id == name for one in targets)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = node.value.func  # x.requires_grad_()
+            named = isinstance(called, ast.Attribute) and getattr(called.value, "id", "") == name
+        by_name = any(  # x.requires_grad = True
+            isinstance(one, ast.Attribute)
+            and one.attr == "requires_grad"
+            and getattr(one.value, "id", "") == name
+            for one in targets
+        )
+        if by_name or (named and any(map(_asks, ast.walk(node)))):
+            return Place(place.path, getattr(node, "lineno", 0), _function(place.path, node))
+    return None
+
+
+def _asks(node: ast.AST) -> bool:
+    if isinstance(node, ast.keyword):
+        value = getattr(node.value, "value", None)
+        return node.arg == "requires_grad" and value is True
+    return isinstance(node, ast.Attribute) and node.attr == "requires_grad_"
 
 
 def divided_late(backward: Place | None) -> Place | None:
@@ -376,4 +443,56 @@ def rebinds(backward: Place) -> Place | None:
                 return Place(
                     backward.path, getattr(one, "lineno", 0), _function(backward.path, one)
                 )
+    return None
+
+
+def squares_gradient(place: Place | None, names: set[str], *, all_of_them: bool) -> Place | None:
+    """A line of a place's file that sums the squares of gradients as they are.
+
+    Args:
+        place: its file is searched.
+        names: whose gradients are complex.
+        all_of_them: whether all gradients are, so that the name does not matter.
+    """
+    tree = None if place is None else _tree(place.path)
+    if tree is None or place is None:
+        return None
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") != "sum":
+            continue
+        inner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        for squared in [inner, *node.args]:
+            gradient = _squared(squared)
+            if not isinstance(gradient, ast.Attribute) or gradient.attr != "grad":
+                continue
+            owner = getattr(gradient.value, "attr", getattr(gradient.value, "id", ""))
+            if all_of_them or owner in names:
+                return Place(place.path, gradient.lineno, _function(place.path, gradient))
+    return None
+
+
+def _squared(node: ast.AST | None) -> ast.AST | None:
+    """What an expression squares."""
+    two = ast.Constant(2)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return node.left if ast.dump(node.right) == ast.dump(two) else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        power = node.func.attr == "pow" and node.args and ast.dump(node.args[0]) == ast.dump(two)
+        return node.func.value if power or node.func.attr == "square" else None
+    return None
+
+
+def divides_by_all(backward: Place | None) -> Place | None:
+    """The line of a backward's function that divides by a `numel()`."""
+    tree = None if backward is None else _tree(backward.path)
+    if tree is None or backward is None:
+        return None
+    for node in ast.walk(tree):
+        by = node.right if isinstance(node, ast.BinOp) else getattr(node, "value", None)
+        if not isinstance(node, ast.BinOp | ast.AugAssign) or not isinstance(node.op, ast.Div):
+            continue
+        if isinstance(by, ast.Call) and getattr(by.func, "attr", "") == "numel":
+            place = Place(backward.path, node.lineno, _function(backward.path, node))
+            if place.function == backward.function:
+                return place
     return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gradaccum.doctor.reading import Reading, Term
 from gradaccum.doctor.trace.model import Event, Place, Trace
 
-__all__ = ["END", "Group", "Story", "Window", "inside", "place_of", "tell", "usual"]
+__all__ = ["END", "Group", "Story", "Window", "adds", "inside", "place_of", "tell", "usual"]
 
 
 END = 1 << 60
@@ -174,7 +174,7 @@ class _Teller:
             self.cleared(event)
         elif event.kind == "step":
             self.stepped(event)
-        elif event.kind == "write" and event.get("target") == "param" and _adds(event):
+        elif event.kind == "write" and event.get("target") == "param" and adds(event):
             if not self.seen_late(event):
                 self.pending.append(event)
         self.last = event
@@ -281,7 +281,7 @@ def _largest(groups: list[Group]) -> list[Group]:
 _SCALES = {"mul", "div", "truediv", "clamp", "clip", "renorm", "copy", "zero", "fill", "round"}
 
 
-def _adds(event: Event) -> bool:
+def adds(event: Event) -> bool:
     """Whether a write can have used a gradient: is no projection, decay or loading of values."""
     how = str(event.get("how", "")).removeprefix("data.").strip("_").removeprefix("i")
     return how.partition("_")[0] not in _SCALES

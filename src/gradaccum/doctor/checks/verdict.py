@@ -22,6 +22,9 @@ def verdict(context: Context, found: list[Finding]) -> str:
         counts = [plural(errors, "error")] if errors else []
         counts += [plural(warnings, "warning")] if warnings else []
         return f"{' and '.join(counts)}; first {worst.title} (line {worst.line}). {did}"
+    if found:
+        notes = f"{plural(len(found), 'note')}: {found[0].title} (line {found[0].line})"
+        return f"No fault found, {notes}. {did}"
     return f"No fault found. {did}"
 
 
@@ -84,9 +87,10 @@ def _updates(count: int, windows: list[Window]) -> str:
 
 def _weights(context: Context, windows: list[Window]) -> str:
     for window in windows:
-        terms = context.series(window)
-        if len(window.fresh) >= 2 and terms and terms[0].known and not context.handled(window):
-            values = {f"{abs(weight):.3g}" for weight in terms[0].weights}
+        terms = [one for one in context.series(window) if one.known]
+        if len(window.fresh) >= 2 and terms and not context.handled(window):
+            heaviest = max(terms, key=lambda one: one.total)
+            values = {f"{abs(weight):.3g}" for weight in heaviest.weights}
             if len(values) == 1:
                 return f"; each micro-batch weighed {values.pop()}"
     return ""

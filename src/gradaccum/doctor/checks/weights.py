@@ -49,14 +49,14 @@ class Series:
         return min(max(_times(term, how, number) for how in ("div", "mul")) for term in self.terms)
 
     @property
-    def divisor(self) -> int | None:
-        """The whole number that each micro-batch's weight is one over; `None` if none is."""
-        found = {round(1 / abs(weight)) for weight in self.weights if weight and abs(weight) < 0.75}
-        if len(found) != 1 or not self.known:
-            return None
-        number = found.pop()
-        same = all(close(abs(weight) * number, 1.0) for weight in self.weights)
-        return number if same and self.divided_by(number) else None
+    def divisors(self) -> frozenset[int]:
+        """Whole numbers, 2 or more, that something divides the loss by at every micro-batch."""
+        return _common(self.terms, "div")
+
+    @property
+    def shares(self) -> frozenset[int]:
+        """Those whose inverse is a coefficient at every micro-batch: perhaps a division."""
+        return _common(self.terms, "mul")
 
     @property
     def known(self) -> bool:
@@ -67,6 +67,16 @@ class Series:
 def _times(term: Term, how: str, number: int) -> int:
     values = [one.value for one in term.factors if one.how == how and one.value]
     return sum(close(value if how == "div" else 1 / value, number) for value in values)
+
+
+def _common(terms: tuple[Term, ...], how: str) -> frozenset[int]:
+    found = None
+    for term in terms:
+        values = [one.value for one in term.factors if one.how == how and one.value]
+        numbers = [value if how == "div" else 1 / value for value in values]
+        whole = {round(n) for n in numbers if math.isfinite(n) and close(n, round(n))}
+        found = whole if found is None else found & whole
+    return frozenset(number for number in found or () if number >= 2)
 
 
 def close(first: float, second: float) -> bool:
@@ -121,14 +131,22 @@ def handled(window: Window) -> Event | None:
 
 
 def chart(
-    story: Story, factor: dict[int, float], wrong: Iterable[Window] = ()
+    story: Story, factor: dict[int, float], wrong: Iterable[tuple[Window, float, str]] = ()
 ) -> dict[int, tuple[TermSeen, ...]]:
-    """Terms by backward, with the weight each should have had."""
-    mistaken = {id(window) for window in wrong}
+    """Terms by backward, with the weight each should have had.
+
+    Args:
+        story: the windows.
+        factor: a scaler's factor at each backward.
+        wrong: windows, what weights should have been multiplied by, and of which term (its path).
+    """
+    mistaken: dict[int, list[tuple[float, str]]] = {}
+    for window, times, path in wrong:
+        mistaken.setdefault(id(window), []).append((times, path))
     found: dict[int, tuple[TermSeen, ...]] = {}
     for window in [*story.windows, *story.open]:
         touched = handled(window)
-        expected = _expected(story, window, factor, id(window) in mistaken)
+        expected = _expected(story, window, factor, mistaken.get(id(window), []))
         for number in window.fresh:
             reading = story.readings.get(number)
             if reading is None or number in found:
@@ -151,7 +169,7 @@ def _seen(term: Term, scale: float, expected: float | None, touched: Event | Non
 
 
 def _expected(
-    story: Story, window: Window, factor: dict[int, float], wrong: bool
+    story: Story, window: Window, factor: dict[int, float], wrong: list[tuple[float, str]]
 ) -> dict[tuple[int, str], float]:
     """Each micro-batch's share: by its count where they are known, of what the update sums to."""
     found: dict[tuple[int, str], float] = {}
@@ -163,7 +181,8 @@ def _expected(
         counts = [count for count in one.counts if count]
         alike = len(counts) != len(one.terms)
         shares = [1.0] * len(one.terms) if alike else counts
-        total = 1.0 if wrong else one.total
+        times = [times for times, path in wrong if path in ("", one.path)]
+        total = one.total * (times[0] if times else 1.0)
         for number, share, weight in zip(window.fresh, shares, one.weights, strict=True):
             sign = math.copysign(1.0, weight)
             found[number, one.path] = sign * total * share / math.fsum(shares)

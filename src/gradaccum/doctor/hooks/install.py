@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from gradaccum.doctor import touch
-from gradaccum.doctor.hooks import backward, loading, modules, optimizers, scaling, writes
+from gradaccum.doctor.hooks import (
+    backward,
+    checkpointing,
+    loading,
+    modules,
+    optimizers,
+    scaling,
+    writes,
+)
 from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.hooks.guard import uncompiled
 from gradaccum.doctor.touch import Patches
@@ -35,6 +43,7 @@ def install(recorder: Recorder) -> Callable[[], None]:
         scaling.install(recorder, deep, patches)
         modules.install(recorder, patches)
         loading.install(recorder, patches)
+        checkpointing.install(recorder, patches)
         handles += optimizers.install(recorder, deep, patches)
     except BaseException:
         remove()

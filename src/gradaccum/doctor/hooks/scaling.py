@@ -130,6 +130,7 @@ class _Clip:
         if frame.f_code.co_name.startswith("clip_grad"):
             self._whose(note, given)
         total = given.get("total_norm")
+        note["measured"] = total is not None
         if total is not None and self.deep.possible():
             cheap = total.device.type == "cpu"
             if cheap or self.recorder.segments.deep:
@@ -141,6 +142,8 @@ class _Clip:
         parameters, gradients = given.get("parameters"), given.get("grads")
         if isinstance(gradients, list | tuple):
             note["given"] = len(gradients)
+            if any(one.layout is self.recorder.torch.sparse_coo for one in gradients):
+                note["sparse"] = True
         if isinstance(parameters, list | tuple):
             leaves = [self.recorder.leaves.get(p) for p in parameters]
             indexes = [leaf.index for leaf in leaves if leaf is not None]
@@ -154,6 +157,8 @@ class _Clip:
         recorder.inside -= 1
         touched = recorder.indexes(recorder.leaves.look().grads)
         place, begun = note.pop("place"), note.pop("begun")
+        if not note.pop("measured", False) and note.get("sparse"):
+            note["failed"] = True
         recorder.event("clip", place, begun, (note["via"], bool(touched)), touched=touched, **note)
 
 
