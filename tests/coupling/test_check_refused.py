@@ -135,6 +135,14 @@ def test_a_function_of_the_batchs_sum_couples_samples(function: Any, mean: bool)
     assert "no module's output for the sample moves" in report.causes[0].evidence[-1]
 
 
+def test_a_loss_that_is_not_finite_for_what_is_held_still_does_not_fail() -> None:
+    def loss(model: nn.Module, batch: Any) -> Any:
+        y = model(batch[0])
+        return (y.square() / torch.randn_like(y).abs()).sum(), len(y)
+
+    assert kinds(ga.check(mlp(), loss, labelled())) == ["random"]
+
+
 # --- refused -------------------------------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ def find_causes(exam: Examination) -> list[Cause]:
     if kinds & {"none", "small"} and not _unheld(found):
         small = "none" not in kinds
         found += coupled(exam, everything, small=small) or ([_too_small()] if small else [])
-    if clean.errors:
+    if clean.errors.keys() & raw.errors.keys():  # else it fails for what is held still
         found.append(_error(clean))
     if not found:
         found.append(_unexplained(raw, clean))
