@@ -118,18 +118,27 @@ def _explore(
         manner = "twice"
     traces: list[Trace] = []
     tried: set[tuple[bool, ...]] = set()
+    made: list[_Made] = []
     plans: list[list[bool]] = [list(probe.choices), [False] * 64]
     walks = alike = 0
     shapes: set[int] = set()
     while plans and walks < WALKS and budget > 0:
         plan = plans.pop(0)
+        again = _foreseen(plan, made, known, windows)
+        if again is not None:
+            walks += 1
+            budget -= again.cost
+            continue
         if settled and not walks and manner == "once":
             walker = probe  # nothing was learnt on the way that would change it
         else:
             walker, _ = _walk(program, module, root, slices, visited, plan, known, windows, manner)
         walks += 1
-        budget -= PER_WALK - max(walker.budget, 0)
+        cost = PER_WALK - max(walker.budget, 0)
+        budget -= cost
         taken = tuple(walker.trace.decisions[key][0] for key in walker.order)
+        if walker.at_start == (known, windows):
+            made.append(_Made(taken, walker.usual, walker.at_start, cost))
         if taken in tried:
             continue
         tried.add(taken)
@@ -144,6 +153,30 @@ def _explore(
             if taken[position] == walker.usual[position] and turned not in plans:
                 plans.append(turned)
     return Survey(root.node, traces, manner == "driven", manner == "twice")
+
+
+@dataclass(slots=True)
+class _Made:
+    """A walk that learnt nothing: under the same plan it would be the same again."""
+
+    taken: tuple[bool, ...]
+    usual: list[bool]
+    known: tuple[dict[str, float], set[str]]
+    cost: int
+
+
+def _foreseen(
+    plan: list[bool], made: list[_Made], known: dict[str, float], windows: set[str]
+) -> _Made | None:
+    """The walk that a plan would repeat, decision by decision."""
+    for one in made:
+        if (
+            list(one.taken[: len(plan)]) == plan[: len(one.taken)]
+            and list(one.taken[len(plan) :]) == one.usual[len(plan) :]
+            and one.known == (known, windows)
+        ):
+            return one
+    return None
 
 
 def _positions(walker: Walker) -> Iterator[int]:
