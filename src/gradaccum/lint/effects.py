@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint import library
@@ -251,7 +250,7 @@ def _scale(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
            kwargs: dict[str, Value]) -> Value:  # fmt: skip
     if len(args) == 1 and receiver.kind in ("scaler", "unknown"):
         receiver.uses.add("scale")
-        return replace(_as_loss(args[0]), scaler=receiver)
+        return _as_loss(args[0]).but(scaler=receiver)
     return library.opaque(walker, node)
 
 
@@ -461,7 +460,7 @@ def enter(walker: Walker, value: Value, node: ast.AST) -> Value:
     walker.contexts.append((value.key, value.args[0] if value.args else None))
     if value.key == "scale_loss":
         loss = _as_loss(value.args[0])
-        return replace(loss, flags=loss.flags | {"apex"})
+        return loss.but(flags=loss.flags | {"apex"})
     return value
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gradaccum.faults import CATALOGUE
+from gradaccum.lint.collector import paused
 from gradaccum.lint.hits import Hit
 from gradaccum.lint.judge import judge
 from gradaccum.lint.program import Module, Program, parse
@@ -94,6 +95,13 @@ def lint_source(
     source: Source, program: Program, settings: Settings, known: dict[str, Source] | None = None
 ) -> list[Finding]:
     """The findings of one source that the settings want and no `# noqa` covers."""
+    with paused():
+        return _lint_source(source, program, settings, known)
+
+
+def _lint_source(
+    source: Source, program: Program, settings: Settings, known: dict[str, Source] | None
+) -> list[Finding]:
     places = {**(known or {}), source.path: source}
     hits: list[Hit] = []
     cells = [

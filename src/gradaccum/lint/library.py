@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint import calls, effects
@@ -300,7 +299,7 @@ def _anything(
             made = effects.divided(made, args[1])
             keep = True
         divisors = made.divisors if keep else ()
-        return replace(made, flags=flags, divisors=divisors, partial=(), made=node)
+        return made.but(flags=flags, divisors=divisors, partial=(), made=node)
     return calls.unknown_call(walker, node, Thing("external", dotted), args, kwargs)
 
 

@@ -28,6 +28,10 @@ class Slice:
         self.keep: set[int] = set()
         self.bodies: dict[int, list[tuple[ast.stmt, Callable[..., str], bool]]] = {}
         """The kept statements of each body, each with what walks it; filled while walking."""
+        self.branches: dict[int, object] = {}
+        """What branches.py read of each `if`; filled while walking."""
+        self.turns: dict[int, int | None] = {}
+        """How often each loop of unknown length is walked; none: as long as a loader."""
         self.mentions: dict[int, frozenset[str]] = {}
         self.functions: dict[str, frozenset[str]] = {}
         self.foreign: dict[str, frozenset[str]] = {}

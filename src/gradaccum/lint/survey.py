@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gradaccum.lint.calls import instantiate
 from gradaccum.lint.classes import base_kind, find_method
+from gradaccum.lint.collector import sweep
 from gradaccum.lint.evaluate import evaluate, key_of
 from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.program import Module, Program
@@ -59,6 +60,7 @@ def survey(program: Program, module: Module) -> list[Survey]:
         if id(root.node) in visited:
             continue
         result = _explore(program, module, root, slices, visited)
+        sweep()
         if result is not None:
             surveys.append(result)
     return surveys
