@@ -78,6 +78,8 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
         args=(left, right),
         depth=len(walker.loops),
     )
+    if isinstance(op, (ast.Div, ast.Mult)) and isinstance(left, Thing):
+        made.uses.add("divided")  # whatever it is: as a loss, it is no longer the undivided one
     if _of_grad(left) or _of_grad(right):
         made.uses.add("grad")
     if isinstance(left, Thing) and left.kind == "param":

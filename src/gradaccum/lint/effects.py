@@ -135,7 +135,10 @@ def _as_loss(value: Value) -> Tensor:
     if isinstance(value, Seq):
         parts = [_as_loss(item) for item in value.items if isinstance(item, (Tensor, Thing))]
         return merged(parts, ast.Pass()) if parts else Tensor()
-    return Tensor(flags=frozenset(("opaque",)))
+    opaque = Tensor(flags=frozenset(("opaque",)))
+    if isinstance(value, Thing) and "divided" in value.uses:
+        return divided(opaque, value.args[1])
+    return opaque
 
 
 def _backward(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],

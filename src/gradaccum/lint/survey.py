@@ -15,7 +15,7 @@ from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import CORE, Slice, slice_module
 from gradaccum.lint.trace import Frame, Trace
 from gradaccum.lint.values import Class, Env, Func, Thing, Value
-from gradaccum.lint.walk import PER_WALK, Exhausted, Walker
+from gradaccum.lint.walk import PER_WALK, Exhausted, Walker, ones
 
 __all__ = ["Survey", "survey"]
 
@@ -284,7 +284,7 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
                     base_kind(walker, home), root.home.name, attrs={"__class__": home}
                 )
             else:
-                func.owner = instantiate(walker, root.home, home, [], {})
+                func.owner = instantiate(walker, root.home, home, [], _unsaid(walker, home))
                 func.owner.node = None
                 for name, value in func.owner.attrs.items():
                     if value is None:  # a place that another method fills
@@ -310,6 +310,12 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
         frame.turn(index, index == count - 1)
         walker.function(func, [], dict(fixed))
     walker.loops.pop()
+
+
+def _unsaid(walker: Walker, home: Class) -> dict[str, Value]:
+    """Arguments of a class that its caller may set: a default of 1 only switches a window off."""
+    method = find_method(walker, home, "__init__")
+    return {} if method is None else {name: Thing("unknown", name) for name in ones(method.node)}
 
 
 _ANNOTATED = {
