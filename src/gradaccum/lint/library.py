@@ -293,7 +293,7 @@ def _anything(
         if name in ("cat", "concat", "stack", "concatenate"):
             flags |= {"cat"}
         if "ignore_index" in kwargs and kwargs.get("reduction") not in ("sum", "none"):
-            flags |= {"ignores"}
+            flags |= {"ignores"} if _pads(walker) else set()
         keep = name in ("mean", "sum", "stack", "where", "add", "nan_to_num", "squeeze")
         if name == "div" and len(args) > 1:
             made = effects.divided(made, args[1])
@@ -301,6 +301,29 @@ def _anything(
         divisors = made.divisors if keep else ()
         return made.but(flags=flags, divisors=divisors, partial=(), made=node)
     return calls.unknown_call(walker, node, Thing("external", dotted), args, kwargs)
+
+
+_PADS = ("pad", "mask", "collat", "ignore_label")
+
+
+def _pads(walker: Walker) -> bool:
+    """Whether the script makes anything to ignore; a helper's argument alone does not say so."""
+    module = walker.program.load(walker.paths[0])
+    if module is None:
+        return False
+    known = module.tree.__dict__.get("_pads")
+    if known is None:
+        known = module.tree.__dict__["_pads"] = any(
+            _is_padding(node) for node in ast.walk(module.tree)
+        )
+    return bool(known)
+
+
+def _is_padding(node: ast.AST) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return isinstance(node.operand, ast.Constant) and node.operand.value == 100
+    name = getattr(node, "id", getattr(node, "attr", getattr(node, "arg", None)))
+    return isinstance(name, str) and any(word in name.lower() for word in _PADS)
 
 
 def _builtin(walker: Walker, node: ast.Call, name: str, args: list[Value]) -> Value:
