@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 __all__ = ["paused", "sweep"]
@@ -13,7 +13,7 @@ _MANY = 200_000
 
 
 @contextmanager
-def paused() -> Iterator[None]:
+def paused() -> Generator[None, None, None]:
     """No collection inside: a syntax tree has no circles, and going through it costs a fifth."""
     before = gc.isenabled()
     gc.disable()

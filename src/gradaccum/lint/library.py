@@ -197,18 +197,9 @@ def _construct(
         return args[0] if len(args) == 1 else Seq(list(args), depth)
     if name == "master_params":
         return Thing("params", "master", uses={"master"}, models=models_of(args))
-    if name == "GradScaler":
-        kind = "unknown" if kwargs.get("enabled") is False else "scaler"
-        return Thing(kind, text(node.func), node=node, depth=depth, kwargs=kwargs)
-    if name == "Accelerator":
-        return Thing("accelerator", "Accelerator()", node=node, kwargs=kwargs)
-    if name == "Fabric":
-        return Thing("fabric", "Fabric()", node=node, kwargs=kwargs)
-    if name == "DataLoader":
-        data = args[0] if args else kwargs.get("dataset")
-        uses = {"stream"} if isinstance(data, Thing) and data.kind == "stream" else set()
-        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, kwargs=kwargs,
-                     uses=uses)  # fmt: skip
+    made = _tool(node, name, args, kwargs, depth)
+    if made is not None:
+        return made
     if name in ("DistributedDataParallel", "DDP") or ("ddp" in lower.split(".")[-1] and args):
         model = args[0] if args else kwargs.get("module")
         if isinstance(model, Thing):
@@ -239,6 +230,25 @@ def _construct(
     if name == "chain" and any(_has_params(value) for value in args):
         return Thing("params", "chain()", models=models_of(args), depth=depth)
     return _anything(walker, node, dotted, name, args, kwargs)
+
+
+def _tool(
+    node: ast.Call, name: str, args: list[Value], kwargs: dict[str, Value], depth: int
+) -> Thing | None:
+    """A scaler, an engine or a loader."""
+    if name == "GradScaler":
+        kind = "unknown" if kwargs.get("enabled") is False else "scaler"
+        return Thing(kind, text(node.func), node=node, depth=depth, kwargs=kwargs)
+    if name == "Accelerator":
+        return Thing("accelerator", "Accelerator()", node=node, kwargs=kwargs)
+    if name == "Fabric":
+        return Thing("fabric", "Fabric()", node=node, kwargs=kwargs)
+    if name == "DataLoader":
+        data = args[0] if args else kwargs.get("dataset")
+        uses = {"stream"} if isinstance(data, Thing) and data.kind == "stream" else set()
+        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, kwargs=kwargs,
+                     uses=uses)  # fmt: skip
+    return None
 
 
 def _schedules(
