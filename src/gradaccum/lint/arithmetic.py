@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.evaluate import assign, evaluate, key_of, text
@@ -79,8 +78,9 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
         args=(left, right),
         depth=len(walker.loops),
     )
-    if any(isinstance(part, Thing) and (part.kind == "grad" or "grad" in part.uses)
-           for part in (left, right)):  # fmt: skip
+    if isinstance(op, (ast.Div, ast.Mult)) and isinstance(left, Thing):
+        made.uses.add("divided")  # whatever it is: as a loss, it is no longer the undivided one
+    if _of_grad(left) or _of_grad(right):
         made.uses.add("grad")
     if isinstance(left, Thing) and left.kind == "param":
         made.uses.add("param")
@@ -90,10 +90,13 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
 
 def _drawn(left: Value, right: Value) -> tuple[Value, Value]:
     """Leaf tensors as tensors, except in an update, where what matters is which leaf it is."""
-    if any(isinstance(part, Thing) and (part.kind == "grad" or "grad" in part.uses)
-           for part in (left, right)):  # fmt: skip
+    if _of_grad(left) or _of_grad(right):
         return left, right
     return _from_leaf(left), _from_leaf(right)
+
+
+def _of_grad(value: Value) -> bool:
+    return isinstance(value, Thing) and (value.kind == "grad" or "grad" in value.uses)
 
 
 def _from_leaf(value: Value) -> Value:
@@ -136,7 +139,7 @@ def divided(tensor: Tensor, by: Value) -> Tensor:
     """`tensor / by`."""
     value = by.value if isinstance(by, Num) else None
     fixed = isinstance(by, (Num, Thing)) and not by.varies and key_of(by) != "tensor"
-    return replace(tensor, divisors=(*tensor.divisors, Divisor(key_of(by), value, fixed)))
+    return tensor.but(divisors=(*tensor.divisors, Divisor(key_of(by), value, fixed)))
 
 
 def merged(parts: list[Tensor], node: ast.AST) -> Tensor:
@@ -167,20 +170,18 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
             parts = sorted((left, right), key=lambda part: bool(part.divisors), reverse=True)
             if _sum_over_window(parts[0]) and not parts[1].divisors and parts[1].graph:
                 if not parts[1].flags & {"sum", "weighted", "lopsided"}:
-                    return replace(both, flags=both.flags | {"lopsided"})
+                    return both.but(flags=both.flags | {"lopsided"})
             return both
         if isinstance(op, ast.Mult):
-            return replace(both, divisors=(*left.divisors, *right.divisors), partial=())
+            return both.but(divisors=(*left.divisors, *right.divisors), partial=())
         if isinstance(op, ast.MatMult):
             alike = {"similarity"} if left.models & right.models else set()
-            return replace(both, divisors=(), partial=(), flags=both.flags | alike)
-        return divided(
-            replace(both, divisors=left.divisors, partial=()), Thing("unknown", "tensor")
-        )
+            return both.but(divisors=(), partial=(), flags=both.flags | alike)
+        return divided(both.but(divisors=left.divisors, partial=()), Thing("unknown", "tensor"))
     tensor, other = (left, right) if isinstance(left, Tensor) else (right, left)
     assert isinstance(tensor, Tensor)
     other = _number(walker, other)
-    tensor = replace(tensor, made=node)
+    tensor = tensor.but(made=node)
     if isinstance(op, ast.Div):
         if tensor.forwards and tensor.forwards <= walker.spent and isinstance(other, Num):
             walker.note("divided_late", node, None, divided(tensor, other))
@@ -212,26 +213,26 @@ def _is_count(node: ast.expr) -> bool:
 def _times(tensor: Tensor, factor: Value) -> Tensor:
     if isinstance(factor, Num):
         if factor.tags and 0 < factor.value < 1:
-            return replace(tensor, divisors=(*tensor.divisors, Divisor(key_of(factor), None)))
+            return tensor.but(divisors=(*tensor.divisors, Divisor(key_of(factor), None)))
         undone = [item for item in tensor.divisors if item.key == key_of(factor)]
         if undone:
             rest = list(tensor.divisors)
             rest.remove(undone[0])
-            return replace(tensor, divisors=tuple(rest), flags=tensor.flags | {"undone"})
+            return tensor.but(divisors=tuple(rest), flags=tensor.flags | {"undone"})
         if not factor.tags:
             # a weight of a term, unless it is small enough to be somebody's 1/N
             small = 0 < factor.value <= 0.25
             mark = {"weighted"} if small else set()
-            return replace(tensor, flags=tensor.flags | mark)
+            return tensor.but(flags=tensor.flags | mark)
     # An unknown factor may well be one over the window.
-    return replace(tensor, divisors=(*tensor.divisors, Divisor(f"1/{key_of(factor)}", None)))
+    return tensor.but(divisors=(*tensor.divisors, Divisor(f"1/{key_of(factor)}", None)))
 
 
 def augment(
     walker: Walker, node: ast.AugAssign, env: Env, spelled: ast.Assign | None = None
 ) -> None:
     """`target op= value`, with what it means for gradients, parameters and running sums."""
-    current = evaluate(walker, env, _read(node.target))
+    current = evaluate(walker, env, _read(node))
     value = evaluate(walker, env, node.value)
     if isinstance(current, Thing) and current.kind == "grad":
         marks = ["add"] if isinstance(node.op, (ast.Add, ast.Sub)) else []
@@ -269,10 +270,10 @@ def augment(
     if isinstance(result, Num) and walker.loops:
         result = Num(result.value, result.tags, True)
     if isinstance(result, Tensor) and not isinstance(current, Tensor):
-        result = replace(result, flags=result.flags | {"running"})
+        result = result.but(flags=result.flags | {"running"})
     elif isinstance(result, Tensor) and isinstance(current, Tensor):
         kept = {"running", "again"} if "running" in current.flags else set()
-        result = replace(result, flags=(result.flags - {"running", "again"}) | kept)
+        result = result.but(flags=(result.flags - {"running", "again"}) | kept)
     assign(walker, env, node.target, result)
 
 
@@ -317,14 +318,19 @@ def _keys(value: Value) -> set[str]:
     return set()
 
 
-def _read(target: ast.expr) -> ast.expr:
-    if isinstance(target, ast.Name):
-        return ast.copy_location(ast.Name(target.id, ast.Load()), target)
-    if isinstance(target, ast.Attribute):
-        return ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
-    if isinstance(target, ast.Subscript):
-        return ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
-    return target
+def _read(node: ast.AugAssign) -> ast.expr:
+    """The target as it is read, made once for all walks."""
+    known = node.__dict__.get("_read")
+    if known is None:
+        target = node.target
+        if isinstance(target, ast.Name):
+            known = ast.Name(target.id, ast.Load())
+        elif isinstance(target, ast.Attribute):
+            known = ast.Attribute(target.value, target.attr, ast.Load())
+        else:
+            known = ast.Subscript(target.value, target.slice, ast.Load())
+        node.__dict__["_read"] = ast.copy_location(known, target)
+    return known
 
 
 def condition(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.arithmetic import condition
@@ -21,35 +22,75 @@ _SPECIAL = CORE | {"ddp"}
 _TRAINS = frozenset({"step", "backward", "manual_backward"})
 
 
+@dataclass(slots=True)
+class Fork:
+    """What the text of an `if` says of its branches, read once for all walks."""
+
+    leaves: bool
+    """The body does nothing but leave; so does the other branch below."""
+    other_leaves: bool
+    trains: bool
+    """Calls of training lie in it."""
+    special: bool
+    steps: bool
+    binds: bool
+    forks: bool
+    """It binds what a training call is made of."""
+    skips: bool
+    less: bool
+    """Only the other branch holds a backward pass."""
+
+
+def _fork(walker: Walker, node: ast.If, env: Env) -> Fork:
+    found = walker.module_slice(env.module)
+    known = found.branches.get(id(node))
+    if known is None:
+        mentioned = found.mentions[id(node)]
+        body, other = _kept(node.body, found), _kept(node.orelse, found)
+        known = found.branches[id(node)] = Fork(
+            _only_leaves(body, found),
+            _only_leaves(other, found),
+            bool(mentioned & CORE),
+            bool(mentioned & _SPECIAL),
+            "step" in mentioned,
+            any(not isinstance(child, ast.Expr) for child in (*body, *other)),
+            id(node) in found.forks,
+            _skips(body, found),
+            _trains(node.body, found) < _trains(node.orelse, found),
+        )
+    assert isinstance(known, Fork)
+    return known
+
+
 def branch(walker: Walker, node: ast.If, env: Env) -> str:
     """Walk an `if`."""
     start = len(walker.trace.events)
     value = truth(walker, env, node.test, node)
-    asked = [event for event in walker.trace.events[start:] if event.kind == "stream_length"]
-    if asked and walker.module_slice(env.module).mentions[id(node)] & {"step"}:
-        walker.note("step_by_length", asked[0].node, asked[0].thing)
+    fork = _fork(walker, node, env)
+    if fork.steps:
+        asked = [event for event in walker.trace.events[start:] if event.kind == "stream_length"]
+        if asked:
+            walker.note("step_by_length", asked[0].node, asked[0].thing)
     if isinstance(value, bool):
         return walker.block(node.body if value else node.orelse, env)
     key, changes, positive = value
-    found = walker.module_slice(env.module)
-    if _only_leaves(node.body, found):
+    if fork.leaves:
         return walker.block(node.orelse, env)
-    if node.orelse and _only_leaves(node.orelse, found):
+    if fork.other_leaves:
         return walker.block(node.body, env)
-    if not found.mentions[id(node)] & CORE and not _binds(node, found):
+    if not fork.trains and not fork.binds:
         walker.unsure.append("?" + key)
         try:
             signal = walker.block(node.body, env)
             return "" if signal else walker.block(node.orelse, env)
         finally:
             walker.unsure.pop()
-    matters = bool(found.mentions[id(node)] & CORE) or id(node) in found.forks
-    usual = not _skips(node.body, found) if positive else True
+    usual = not fork.skips if positive else True
     if key in walker.joints and not walker.joints[key][0] and usual and not node.orelse:
-        usual = bool(found.mentions[id(node)] & _SPECIAL)  # several things at once are rarely so
-    if node.orelse and usual and _trains(node.body, found) < _trains(node.orelse, found):
+        usual = fork.special  # several things at once are rarely so
+    if node.orelse and usual and fork.less:
         usual = not positive
-    taken = walker.decide(key, changes, matters, usual) == positive
+    taken = walker.decide(key, changes, fork.trains or fork.forks, usual) == positive
     walker.unsure.append(key)
     try:
         return walker.block(node.body if taken else node.orelse, env)
@@ -57,14 +98,17 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
         walker.unsure.pop()
 
 
+def _kept(body: list[ast.stmt], found: Slice) -> list[ast.stmt]:
+    return [node for node in body if id(node) in found.keep]
+
+
 def _trains(body: list[ast.stmt], found: Slice) -> bool:
     """Whether a branch holds a backward pass."""
     return any(found.mentions[id(node)] & {"backward", "manual_backward"} for node in body)
 
 
-def _only_leaves(body: list[ast.stmt], found: Slice) -> bool:
+def _only_leaves(kept: list[ast.stmt], found: Slice) -> bool:
     """Whether a branch does nothing but leave: an early stop, which says nothing of the loop."""
-    kept = [node for node in body if id(node) in found.keep]
     return (
         bool(kept)
         and isinstance(kept[-1], (ast.Return, ast.Break, ast.Continue, ast.Raise))
@@ -72,9 +116,8 @@ def _only_leaves(body: list[ast.stmt], found: Slice) -> bool:
     )
 
 
-def _skips(body: list[ast.stmt], found: Slice) -> bool:
+def _skips(kept: list[ast.stmt], found: Slice) -> bool:
     """Whether a branch leaves without training: it clears, as for a loss that is NaN, or looks."""
-    kept = [node for node in body if id(node) in found.keep]
     out = bool(kept) and isinstance(kept[-1], ast.Return)
     return (
         bool(kept)
@@ -83,13 +126,6 @@ def _skips(body: list[ast.stmt], found: Slice) -> bool:
             found.mentions[id(node)] & ({"backward", "manual_backward"} if out else _TRAINS)
             for node in kept
         )
-    )
-
-
-def _binds(node: ast.If, found: Slice) -> bool:
-    return any(
-        id(child) in found.keep and not isinstance(child, ast.Expr)
-        for child in (*node.body, *node.orelse)
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint import effects, library
@@ -145,7 +144,7 @@ def apply(
                 return _opaque(walker, node, args)
             made = merged(parts, node)
             flags = made.flags | {"sum"} if "sum" in target.uses else made.flags - {"sum"}
-            return replace(made, divisors=(), partial=(), flags=flags)
+            return made.but(divisors=(), partial=(), flags=flags)
     return unknown_call(walker, node, target, args, kwargs)
 
 
@@ -221,7 +220,7 @@ def unknown_call(
         flags = made.flags - {"detached", "item", "sum"}
         forwards = made.forwards or frozenset((walker.tick(),))
         quiet = walker.quiet()
-        return replace(made, models=made.models | callers, graph=not quiet, forwards=forwards,
+        return made.but(models=made.models | callers, graph=not quiet, forwards=forwards,
                        flags=flags | ({"blind"} if quiet else set()))  # fmt: skip
     return _opaque(walker, node, values)
 

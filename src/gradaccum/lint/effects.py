@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint import library
@@ -136,7 +135,10 @@ def _as_loss(value: Value) -> Tensor:
     if isinstance(value, Seq):
         parts = [_as_loss(item) for item in value.items if isinstance(item, (Tensor, Thing))]
         return merged(parts, ast.Pass()) if parts else Tensor()
-    return Tensor(flags=frozenset(("opaque",)))
+    opaque = Tensor(flags=frozenset(("opaque",)))
+    if isinstance(value, Thing) and "divided" in value.uses:
+        return divided(opaque, value.args[1])
+    return opaque
 
 
 def _backward(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
@@ -251,7 +253,7 @@ def _scale(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
            kwargs: dict[str, Value]) -> Value:  # fmt: skip
     if len(args) == 1 and receiver.kind in ("scaler", "unknown"):
         receiver.uses.add("scale")
-        return replace(_as_loss(args[0]), scaler=receiver)
+        return _as_loss(args[0]).but(scaler=receiver)
     return library.opaque(walker, node)
 
 
@@ -461,7 +463,7 @@ def enter(walker: Walker, value: Value, node: ast.AST) -> Value:
     walker.contexts.append((value.key, value.args[0] if value.args else None))
     if value.key == "scale_loss":
         loss = _as_loss(value.args[0])
-        return replace(loss, flags=loss.flags | {"apex"})
+        return loss.but(flags=loss.flags | {"apex"})
     return value
 
 

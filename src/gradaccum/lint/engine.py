@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gradaccum.faults import CATALOGUE
+from gradaccum.lint.collector import paused
 from gradaccum.lint.hits import Hit
-from gradaccum.lint.judge import judge
 from gradaccum.lint.program import Module, Program, parse
 from gradaccum.lint.settings import INTERNAL, SYNTAX, Settings, silenced
 from gradaccum.lint.sources import Source
@@ -84,6 +84,8 @@ def _parallel(
 ) -> list[Finding]:
     from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415 - 30 ms for many files only
 
+    from gradaccum.lint import judge  # noqa: F401, PLC0415 - so that each process has it by forking
+
     known = {source.path: source for source in sources if source.path in texts}
     shared = (texts, settings, known)
     with ProcessPoolExecutor(workers, initializer=_start, initargs=shared) as pool:
@@ -94,6 +96,13 @@ def lint_source(
     source: Source, program: Program, settings: Settings, known: dict[str, Source] | None = None
 ) -> list[Finding]:
     """The findings of one source that the settings want and no `# noqa` covers."""
+    with paused():
+        return _lint_source(source, program, settings, known)
+
+
+def _lint_source(
+    source: Source, program: Program, settings: Settings, known: dict[str, Source] | None
+) -> list[Finding]:
     places = {**(known or {}), source.path: source}
     hits: list[Hit] = []
     cells = [
@@ -125,6 +134,8 @@ def lint_source(
 
 def _deep(program: Program, module: Module) -> list[Hit]:
     """Judge; where the usual stack is too short, with a long one: a thread's is ours to choose."""
+    from gradaccum.lint.judge import judge  # noqa: PLC0415 - a third of the start, often unneeded
+
     try:
         return judge(program, module)
     except RecursionError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.program import Module
@@ -25,6 +24,13 @@ def text(node: ast.AST) -> str:
     """A short, stable spelling of an expression."""
     if isinstance(node, ast.Name):
         return node.id
+    known = node.__dict__.get("_text")  # a node is asked in every iteration of every walk
+    if known is None:
+        known = node.__dict__["_text"] = _spelled(node)
+    return known
+
+
+def _spelled(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return f"{text(node.value)}.{node.attr}"
     if isinstance(node, ast.Call):
@@ -69,11 +75,13 @@ def _constant(walker: Walker, env: Env, node: ast.Constant) -> Value:
 
 
 def _name(walker: Walker, env: Env, node: ast.Name) -> Value:
-    found = env.outer.get(node.id) or env
-    holder = found.find(node.id)
-    if holder is not None:
-        return holder.names[node.id]
-    return global_name(walker, env.module, node.id)
+    name = node.id
+    scope: Env | None = (env.outer.get(name) or env) if env.outer else env
+    while scope is not None:
+        if name in scope.names:
+            return scope.names[name]
+        scope = scope.parent
+    return global_name(walker, env.module, name)
 
 
 def global_name(walker: Walker, module: Module, name: str) -> Value:
@@ -133,7 +141,7 @@ def part_of(walker: Walker, value: Tensor, name: str) -> Tensor:
     """One of several results of a call, the same object whenever it is asked for."""
     key = id(value), name
     if key not in walker.parts:
-        walker.parts[key] = value, replace(value, flags=value.flags | {f"part{name}"})
+        walker.parts[key] = value, value.but(flags=value.flags | {f"part{name}"})
     return walker.parts[key][1]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint import calls, effects
@@ -198,18 +197,9 @@ def _construct(
         return args[0] if len(args) == 1 else Seq(list(args), depth)
     if name == "master_params":
         return Thing("params", "master", uses={"master"}, models=models_of(args))
-    if name == "GradScaler":
-        kind = "unknown" if kwargs.get("enabled") is False else "scaler"
-        return Thing(kind, text(node.func), node=node, depth=depth, kwargs=kwargs)
-    if name == "Accelerator":
-        return Thing("accelerator", "Accelerator()", node=node, kwargs=kwargs)
-    if name == "Fabric":
-        return Thing("fabric", "Fabric()", node=node, kwargs=kwargs)
-    if name == "DataLoader":
-        data = args[0] if args else kwargs.get("dataset")
-        uses = {"stream"} if isinstance(data, Thing) and data.kind == "stream" else set()
-        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, kwargs=kwargs,
-                     uses=uses)  # fmt: skip
+    made = _tool(node, name, args, kwargs, depth)
+    if made is not None:
+        return made
     if name in ("DistributedDataParallel", "DDP") or ("ddp" in lower.split(".")[-1] and args):
         model = args[0] if args else kwargs.get("module")
         if isinstance(model, Thing):
@@ -240,6 +230,25 @@ def _construct(
     if name == "chain" and any(_has_params(value) for value in args):
         return Thing("params", "chain()", models=models_of(args), depth=depth)
     return _anything(walker, node, dotted, name, args, kwargs)
+
+
+def _tool(
+    node: ast.Call, name: str, args: list[Value], kwargs: dict[str, Value], depth: int
+) -> Thing | None:
+    """A scaler, an engine or a loader."""
+    if name == "GradScaler":
+        kind = "unknown" if kwargs.get("enabled") is False else "scaler"
+        return Thing(kind, text(node.func), node=node, depth=depth, kwargs=kwargs)
+    if name == "Accelerator":
+        return Thing("accelerator", "Accelerator()", node=node, kwargs=kwargs)
+    if name == "Fabric":
+        return Thing("fabric", "Fabric()", node=node, kwargs=kwargs)
+    if name == "DataLoader":
+        data = args[0] if args else kwargs.get("dataset")
+        uses = {"stream"} if isinstance(data, Thing) and data.kind == "stream" else set()
+        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, kwargs=kwargs,
+                     uses=uses)  # fmt: skip
+    return None
 
 
 def _schedules(
@@ -294,14 +303,37 @@ def _anything(
         if name in ("cat", "concat", "stack", "concatenate"):
             flags |= {"cat"}
         if "ignore_index" in kwargs and kwargs.get("reduction") not in ("sum", "none"):
-            flags |= {"ignores"}
+            flags |= {"ignores"} if _pads(walker) else set()
         keep = name in ("mean", "sum", "stack", "where", "add", "nan_to_num", "squeeze")
         if name == "div" and len(args) > 1:
             made = effects.divided(made, args[1])
             keep = True
         divisors = made.divisors if keep else ()
-        return replace(made, flags=flags, divisors=divisors, partial=(), made=node)
+        return made.but(flags=flags, divisors=divisors, partial=(), made=node)
     return calls.unknown_call(walker, node, Thing("external", dotted), args, kwargs)
+
+
+_PADS = ("pad", "mask", "collat", "ignore_label")
+
+
+def _pads(walker: Walker) -> bool:
+    """Whether the script makes anything to ignore; a helper's argument alone does not say so."""
+    module = walker.program.load(walker.paths[0])
+    if module is None:
+        return False
+    known = module.tree.__dict__.get("_pads")
+    if known is None:
+        known = module.tree.__dict__["_pads"] = any(
+            _is_padding(node) for node in ast.walk(module.tree)
+        )
+    return bool(known)
+
+
+def _is_padding(node: ast.AST) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return isinstance(node.operand, ast.Constant) and node.operand.value == 100
+    name = getattr(node, "id", getattr(node, "attr", getattr(node, "arg", None)))
+    return isinstance(name, str) and any(word in name.lower() for word in _PADS)
 
 
 def _builtin(walker: Walker, node: ast.Call, name: str, args: list[Value]) -> Value:

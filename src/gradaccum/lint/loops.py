@@ -30,6 +30,13 @@ WINDOW = 3
 def trips(walker: Walker, node: ast.AST, module: Module) -> int:
     """How often a loop of unknown length is walked."""
     found = walker.module_slice(module)
+    if id(node) not in found.turns:
+        found.turns[id(node)] = _turns(node, found)
+    count = found.turns[id(node)]
+    return int(walker.known.get("length", LENGTH)) if count is None else count
+
+
+def _turns(node: ast.AST, found: Slice) -> int | None:
     body: list[ast.stmt] = getattr(node, "body", [])
     direct: set[str] = set()
     for child in body:
@@ -44,7 +51,7 @@ def trips(walker: Walker, node: ast.AST, module: Module) -> int:
         return OUTER
     if direct & {"backward", "manual_backward"} and "step" not in direct:
         return WINDOW
-    return int(walker.known.get("length", LENGTH))
+    return None
 
 
 def _calls_looped(body: list[ast.stmt], found: Slice) -> bool:

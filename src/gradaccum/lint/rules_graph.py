@@ -339,6 +339,8 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
                 trained.add(thing)
             elif thing in restored:
                 continue
+            elif event.loops[: len(last.loops)] == last.loops and last.path == event.path:
+                restored.add(thing)  # set just before it is used: somebody wants to train so
             elif thing in trained and last.loops and event.loops and not last.unsure:
                 if any(thing in tensor_of(mark).models for mark in facts.backwards):
                     if len(last.loops) <= len(event.loops):

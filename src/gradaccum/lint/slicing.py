@@ -5,71 +5,20 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from gradaccum.lint.program import Module, Program
+from gradaccum.lint.rows import CORE, NESTS, Row, adds, moduli_of, rows_of
 
 __all__ = ["CORE", "Slice", "slice_module"]
 
-CORE = frozenset(
-    {
-        "accumulate", "backward", "clip_grad_norm", "clip_grad_norm_", "clip_grad_value_",
-        "clip_gradients", "manual_backward", "no_backward_sync", "no_sync",
-        "register_post_accumulate_grad_hook", "require_backward_grad_sync", "scale_loss", "step",
-        "unscale_", "zero_grad",
-    }
-)  # fmt: skip
-"""Names whose call makes a function worth walking."""
-
-SIDE = frozenset(
-    {
-        "add_", "append", "data", "div_", "eval", "grad", "inference_mode", "load_state_dict",
-        "mul_", "no_grad",
-        "register_hook", "requires_grad", "requires_grad_", "set_grad_enabled", "sub_", "train",
-        "update",
-    }
-)  # fmt: skip
-"""Names that matter where a walk comes by, but do not call for one."""
-
-PLAIN = frozenset({"accumulate", "append", "backward", "data", "eval", "step", "train", "update"})
-"""Of these, the ones that people also call their variables: `step` alone is just a counter."""
-
-_WORDS = CORE | SIDE
 _NAMED = re.compile(r"opt(im\w*|s|_\w+)?(\[\w+\])?\.step\(", re.IGNORECASE)
 _WRAPS = ("ddp", "distributeddataparallel")
-_HEADERS: dict[type[ast.stmt], tuple[str, ...]] = {
-    ast.If: ("test",),
-    ast.While: ("test",),
-    ast.For: ("target", "iter"),
-    ast.AsyncFor: ("target", "iter"),
-    ast.With: ("items",),
-    ast.AsyncWith: ("items",),
-    ast.Match: ("subject",),
-    ast.Try: (),
-}
 _MODES = frozenset({"eval", "train"})
 _BACKWARD = frozenset({"backward", "manual_backward"})
-_NESTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _DEEP = 3
 """Assignments that are followed back from a training call: a loss, its terms, their models."""
 _LEAVES = (ast.Break, ast.Continue, ast.Return)
 _EXITS = (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.Global, ast.Nonlocal)
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    node: ast.stmt
-    targets: frozenset[str]
-    names: frozenset[str]
-    children: list[_Row]
-    words: frozenset[str] = frozenset()
-    """Names that may be a call that matters: all but the plain variables that share its name."""
-    function: str = ""
-    called: frozenset[str] = frozenset()
-    """Names that may be functions of this file: bare ones, and attributes that are methods."""
-    direct: frozenset[str] = frozenset()
-    """Of these, the ones that are called right here."""
-    method: bool = False
 
 
 class Slice:
@@ -79,6 +28,10 @@ class Slice:
         self.keep: set[int] = set()
         self.bodies: dict[int, list[tuple[ast.stmt, Callable[..., str], bool]]] = {}
         """The kept statements of each body, each with what walks it; filled while walking."""
+        self.branches: dict[int, object] = {}
+        """What branches.py read of each `if`; filled while walking."""
+        self.turns: dict[int, int | None] = {}
+        """How often each loop of unknown length is walked; none: as long as a loader."""
         self.mentions: dict[int, frozenset[str]] = {}
         self.functions: dict[str, frozenset[str]] = {}
         self.foreign: dict[str, frozenset[str]] = {}
@@ -105,8 +58,7 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
         program.slices[module.path] = found  # also ends a circle of imports
         found.named = _NAMED.search(program.source(module.path)) is not None
         _import_foreign(module, program, found)
-    rows: list[_Row] = []
-    top = [_row(node, rows, "") for node in module.tree.body]
+    rows, top, moduli = rows_of(module)
     _mark_wrapped(rows)
     calls = _function_calls(rows, found)
     for row in top:
@@ -115,18 +67,18 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
     needed = _needed(rows, found)
     beside = {id(row): bool(row.names & needed) for row in rows}
     for row in rows:
-        if (found.mentions[id(row.node)] or _adds(row.node)) and beside[id(row)]:
+        if (found.mentions[id(row.node)] or adds(row.node)) and beside[id(row)]:
             needed |= row.names
     for row in reversed(rows):  # children come after their parents
         mentioned = found.mentions[id(row.node)]
         wanted = (
-            isinstance(row.node, (*_EXITS, *_NESTS, ast.Import, ast.ImportFrom))
+            isinstance(row.node, (*_EXITS, *NESTS, ast.Import, ast.ImportFrom))
             or bool(row.targets & needed)
             or bool(mentioned & CORE)
             or (bool(mentioned) and beside[id(row)])
             or (bool(mentioned & _MODES) and bool(row.called))
             or "grad" in mentioned
-            or (beside[id(row)] and _adds(row.node))
+            or (beside[id(row)] and adds(row.node))
             or any(id(child.node) in found.keep for child in row.children)
         )
         if wanted:
@@ -134,11 +86,11 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
     _keep_handed_in(rows, found)
     _keep_means(rows, found)
     _find_forks(rows, found)
-    _find_moduli(module, found)
+    found.moduli = moduli_of(rows, moduli)
     return found
 
 
-def _mark_wrapped(rows: list[_Row]) -> None:
+def _mark_wrapped(rows: list[Row]) -> None:
     """Mark where a model is wrapped for several ranks."""
     every: set[str] = set()
     for row in rows:
@@ -149,7 +101,7 @@ def _mark_wrapped(rows: list[_Row]) -> None:
             row.words |= {"ddp"}
 
 
-def _keep_handed_in(rows: list[_Row], found: Slice) -> None:
+def _keep_handed_in(rows: list[Row], found: Slice) -> None:
     """Keep the calls of functions that a training function was given: they may do anything."""
     given: dict[str, set[str]] = {}
     for row in rows:
@@ -162,12 +114,12 @@ def _keep_handed_in(rows: list[_Row], found: Slice) -> None:
                 found.keep.add(id(row.node))
 
 
-def _keep_means(rows: list[_Row], found: Slice) -> None:
+def _keep_means(rows: list[Row], found: Slice) -> None:
     """Keep what divides a running sum of losses: a mean for the log."""
-    sums = {name for row in rows if _adds(row.node) and "item" in row.names for name in row.targets}
+    sums = {name for row in rows if adds(row.node) and "item" in row.names for name in row.targets}
     used: set[str] = set()
     for row in rows if sums else ():
-        if row.names & sums and not row.children and not _adds(row.node):
+        if row.names & sums and not row.children and not adds(row.node):
             for node in ast.walk(row.node):
                 if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
                     found.keep.add(id(row.node))
@@ -177,44 +129,19 @@ def _keep_means(rows: list[_Row], found: Slice) -> None:
         found.keep.add(id(row.node))
 
 
-def _find_moduli(module: Module, found: Slice) -> None:
-    names: set[str] = set()
-    assigned: list[ast.Assign | ast.AnnAssign] = []
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            if isinstance(node.right, ast.Constant) and isinstance(node.right.value, int):
-                found.moduli.add(node.right.value)
-            elif isinstance(node.right, (ast.Name, ast.Attribute)):
-                names.add(getattr(node.right, "id", getattr(node.right, "attr", "")))
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            assigned.append(node)
-    for node in assigned if names else ():
-        if node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            pairs = [(target, node.value) for target in targets]
-            if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(targets[0].elts, node.value.elts, strict=False))
-            for target, value in pairs:
-                name = getattr(target, "id", getattr(target, "attr", ""))
-                if name in names and isinstance(value, ast.Constant):
-                    if isinstance(value.value, int) and value.value > 1:
-                        found.moduli.add(value.value)
-    found.moduli.discard(0)
-
-
-def _find_forks(rows: list[_Row], found: Slice) -> None:
+def _find_forks(rows: list[Row], found: Slice) -> None:
     hot: set[str] = set()
     for row in rows:
         own = row.names | row.targets
-        if row.words & CORE and not isinstance(row.node, _NESTS):
+        if row.words & CORE and not isinstance(row.node, NESTS):
             hot |= own
     for _ in range(2):  # a loss may be scaled under another name before its backward
         first = set(hot)
         for row in rows:
-            if row.targets & first and not isinstance(row.node, _NESTS):
+            if row.targets & first and not isinstance(row.node, NESTS):
                 hot |= row.names
 
-    def binds(row: _Row) -> bool:
+    def binds(row: Row) -> bool:
         return any(
             child.targets & hot or isinstance(child.node, ast.Return) or binds(child)
             for child in row.children
@@ -223,91 +150,6 @@ def _find_forks(rows: list[_Row], found: Slice) -> None:
     for row in rows:
         if isinstance(row.node, ast.If) and id(row.node) in found.keep and binds(row):
             found.forks.add(id(row.node))
-
-
-def _adds(node: ast.stmt) -> bool:
-    """Whether a statement adds to a name: a counter, or a running loss."""
-    if isinstance(node, ast.AugAssign):
-        return True
-    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.BinOp):
-        return False
-    left, target = node.value.left, node.targets[0]
-    return isinstance(left, ast.Name) and isinstance(target, ast.Name) and left.id == target.id
-
-
-def _row(node: ast.stmt, rows: list[_Row], function: str, owner: bool = False) -> _Row:
-    row = _Row(node, frozenset(), frozenset(), [], function=function)
-    rows.append(row)
-    if isinstance(node, _NESTS):
-        heads: list[ast.AST] = list(node.decorator_list)
-        inner = node.name
-    else:
-        fields = _HEADERS.get(type(node))
-        if fields is None:
-            heads = [node]
-        else:
-            heads = []
-            for name in fields:
-                value = getattr(node, name)
-                heads.extend(value if isinstance(value, list) else [value])
-        inner = function
-    targets, names, spoken = _identifiers(heads)
-    row.targets, row.names = frozenset(targets), frozenset(names)
-    row.words = (row.targets | row.names) & _WORDS
-    if row.words & PLAIN:
-        row.words -= PLAIN - spoken
-    row.method = isinstance(node, ast.FunctionDef) and owner
-    for name in ("body", "orelse", "finalbody"):
-        for child in getattr(node, name, None) or ():
-            if isinstance(child, ast.stmt):
-                row.children.append(_row(child, rows, inner, isinstance(node, ast.ClassDef)))
-    for handler in getattr(node, "handlers", ()):
-        row.children.extend(_row(child, rows, inner) for child in handler.body)
-    for case in getattr(node, "cases", ()):
-        row.children.extend(_row(child, rows, inner) for child in case.body)
-    return row
-
-
-def _identifiers(heads: list[ast.AST]) -> tuple[set[str], set[str], set[str]]:
-    """Names that are bound, names that are read, and those that are attributes or are called."""
-    targets: set[str] = set()
-    names: set[str] = set()
-    spoken: set[str] = set()
-    stack = list(heads)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, ast.Name):
-            (names if isinstance(node.ctx, ast.Load) else targets).add(node.id)
-        elif isinstance(node, ast.Attribute):
-            (names if isinstance(node.ctx, ast.Load) else targets).add(node.attr)
-            spoken.add(node.attr)
-            stack.append(node.value)
-            continue
-        elif isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name):
-                spoken.add(node.func.id)
-        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            inner = node.value
-            while isinstance(inner, ast.Subscript):
-                inner = inner.value
-            if isinstance(inner, ast.Name):
-                targets.add(inner.id)
-            elif isinstance(inner, ast.Attribute):
-                targets.add(inner.attr)
-        elif isinstance(node, ast.AugAssign):
-            names.update(_identifiers([_loaded(node.target)])[1])
-        elif isinstance(node, (ast.Constant, ast.JoinedStr)):
-            continue
-        stack.extend(ast.iter_child_nodes(node))
-    return targets, names, spoken
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    if isinstance(target, ast.Name):
-        return ast.Name(target.id, ast.Load())
-    if isinstance(target, ast.Attribute):
-        return ast.Attribute(target.value, target.attr, ast.Load())
-    return target
 
 
 def _import_foreign(module: Module, program: Program, found: Slice) -> None:
@@ -334,7 +176,7 @@ def _import_foreign(module: Module, program: Program, found: Slice) -> None:
                     found.looped.add(local)
 
 
-def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]:
+def _function_calls(rows: list[Row], found: Slice) -> dict[str, frozenset[str]]:
     own: dict[str, set[str]] = {}
     uses: dict[str, set[str]] = {}
     for row in rows:
@@ -364,47 +206,22 @@ def _function_calls(rows: list[_Row], found: Slice) -> dict[str, frozenset[str]]
 
 
 def _called(
-    row: _Row, functions: Collection[str], methods: set[str]
+    row: Row, functions: Collection[str], methods: set[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
     named = row.names.intersection(functions)
     if not named:
         return frozenset(), frozenset()
-    head = row.node
-    if isinstance(head, _NESTS):
-        return frozenset(named & methods), frozenset()
-    parts = (
-        [getattr(head, name) for name in _HEADERS[type(head)]] if type(head) in _HEADERS else [head]
-    )
-    bare: set[str] = set()
-    direct: set[str] = set()
-    for part in parts:
-        for item in part if isinstance(part, list) else [part]:
-            for node in ast.walk(item):
-                if isinstance(node, ast.Name):
-                    bare.add(node.id)
-                elif isinstance(node, ast.Call):
-                    direct.add(_callee(node))
-    maybe = frozenset(name for name in named if name in bare or name in methods)
-    return maybe, maybe & direct
+    if isinstance(row.node, NESTS):
+        return named & methods, frozenset()
+    maybe = named & (row.bare | methods)
+    return maybe, maybe & row.calls
 
 
-def _callee(node: ast.Call) -> str:
-    """The name of what is called; nothing if it is the method of some other object."""
-    func = node.func
-    if isinstance(func, ast.Name):
-        return func.id
-    if isinstance(func, ast.Attribute):
-        own = isinstance(func.value, ast.Name) and func.value.id in ("self", "cls")
-        # `model.train()` is no call of our own `train`, which may hold the loop
-        return func.attr if own or func.attr not in PLAIN else ""
-    return ""
-
-
-def _mention(row: _Row, found: Slice, calls: dict[str, frozenset[str]]) -> frozenset[str]:
+def _mention(row: Row, found: Slice, calls: dict[str, frozenset[str]]) -> frozenset[str]:
     events = set(row.words)
     for name in row.called:
         events |= calls[name]
-    nested = isinstance(row.node, _NESTS)
+    nested = isinstance(row.node, NESTS)
     for child in row.children:
         inner = _mention(child, found, calls)
         if not nested:
@@ -413,7 +230,7 @@ def _mention(row: _Row, found: Slice, calls: dict[str, frozenset[str]]) -> froze
     return found.mentions[id(row.node)]
 
 
-def _find_looped(rows: list[_Row], found: Slice) -> None:
+def _find_looped(rows: list[Row], found: Slice) -> None:
     uses: dict[str, set[str]] = {}
     for row in rows:
         loop = isinstance(row.node, (ast.For, ast.While, ast.AsyncFor))
@@ -429,7 +246,7 @@ def _find_looped(rows: list[_Row], found: Slice) -> None:
         changed = bool(more)
 
 
-def _needed(rows: list[_Row], found: Slice) -> set[str]:
+def _needed(rows: list[Row], found: Slice) -> set[str]:
     needed: set[str] = set()
     for row in rows:
         leaves = any(isinstance(child.node, _LEAVES) for child in row.children)
@@ -438,7 +255,7 @@ def _needed(rows: list[_Row], found: Slice) -> set[str]:
     waiting = rows
     for _ in range(_DEEP):
         more: set[str] = set()
-        left: list[_Row] = []
+        left: list[Row] = []
         for row in waiting:
             wanted = (
                 row.function in needed

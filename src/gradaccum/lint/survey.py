@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from gradaccum.lint.calls import instantiate
 from gradaccum.lint.classes import base_kind, find_method
+from gradaccum.lint.collector import sweep
 from gradaccum.lint.evaluate import evaluate, key_of
 from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import CORE, Slice, slice_module
 from gradaccum.lint.trace import Frame, Trace
 from gradaccum.lint.values import Class, Env, Func, Thing, Value
-from gradaccum.lint.walk import PER_WALK, Exhausted, Walker
+from gradaccum.lint.walk import PER_WALK, Exhausted, Walker, ones
 
 __all__ = ["Survey", "survey"]
 
@@ -59,6 +60,7 @@ def survey(program: Program, module: Module) -> list[Survey]:
         if id(root.node) in visited:
             continue
         result = _explore(program, module, root, slices, visited)
+        sweep()
         if result is not None:
             surveys.append(result)
     return surveys
@@ -118,18 +120,27 @@ def _explore(
         manner = "twice"
     traces: list[Trace] = []
     tried: set[tuple[bool, ...]] = set()
+    made: list[_Made] = []
     plans: list[list[bool]] = [list(probe.choices), [False] * 64]
     walks = alike = 0
     shapes: set[int] = set()
     while plans and walks < WALKS and budget > 0:
         plan = plans.pop(0)
+        again = _foreseen(plan, made, known, windows)
+        if again is not None:
+            walks += 1
+            budget -= again.cost
+            continue
         if settled and not walks and manner == "once":
             walker = probe  # nothing was learnt on the way that would change it
         else:
             walker, _ = _walk(program, module, root, slices, visited, plan, known, windows, manner)
         walks += 1
-        budget -= PER_WALK - max(walker.budget, 0)
+        cost = PER_WALK - max(walker.budget, 0)
+        budget -= cost
         taken = tuple(walker.trace.decisions[key][0] for key in walker.order)
+        if walker.at_start == (known, windows):
+            made.append(_Made(taken, walker.usual, walker.at_start, cost))
         if taken in tried:
             continue
         tried.add(taken)
@@ -144,6 +155,30 @@ def _explore(
             if taken[position] == walker.usual[position] and turned not in plans:
                 plans.append(turned)
     return Survey(root.node, traces, manner == "driven", manner == "twice")
+
+
+@dataclass(slots=True)
+class _Made:
+    """A walk that learnt nothing: under the same plan it would be the same again."""
+
+    taken: tuple[bool, ...]
+    usual: list[bool]
+    known: tuple[dict[str, float], set[str]]
+    cost: int
+
+
+def _foreseen(
+    plan: list[bool], made: list[_Made], known: dict[str, float], windows: set[str]
+) -> _Made | None:
+    """The walk that a plan would repeat, decision by decision."""
+    for one in made:
+        if (
+            list(one.taken[: len(plan)]) == plan[: len(one.taken)]
+            and list(one.taken[len(plan) :]) == one.usual[len(plan) :]
+            and one.known == (known, windows)
+        ):
+            return one
+    return None
 
 
 def _positions(walker: Walker) -> Iterator[int]:
@@ -249,7 +284,7 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
                     base_kind(walker, home), root.home.name, attrs={"__class__": home}
                 )
             else:
-                func.owner = instantiate(walker, root.home, home, [], {})
+                func.owner = instantiate(walker, root.home, home, [], _unsaid(walker, home))
                 func.owner.node = None
                 for name, value in func.owner.attrs.items():
                     if value is None:  # a place that another method fills
@@ -275,6 +310,12 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
         frame.turn(index, index == count - 1)
         walker.function(func, [], dict(fixed))
     walker.loops.pop()
+
+
+def _unsaid(walker: Walker, home: Class) -> dict[str, Value]:
+    """Arguments of a class that its caller may set: a default of 1 only switches a window off."""
+    method = find_method(walker, home, "__init__")
+    return {} if method is None else {name: Thing("unknown", name) for name in ones(method.node)}
 
 
 _ANNOTATED = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.arithmetic import binary, merged
@@ -47,14 +46,14 @@ def tensor_method(
         return made
     if name in _CUTS:
         flags = (tensor.flags | {"detached"}) - {"leaf", "running", "again"}
-        return replace(tensor, graph=False, flags=flags, made=node, models=frozenset(),
+        return tensor.but(graph=False, flags=flags, made=node, models=frozenset(),
                        forwards=frozenset())  # fmt: skip
     if name == "requires_grad_" and (not args or args[0] is True):
         walker.note("requires_grad", node, None, tensor)
         if tensor.graph:
             return tensor
         fresh = Thing("leaf", f"leaf@{node.lineno}", node=node, depth=len(walker.loops))
-        return replace(leaf(fresh), made=node)
+        return leaf(fresh).but(made=node)
     if name in ("div", "div_", "true_divide") and args:
         return binary(walker, ast.Div(), tensor, args[0], node)
     if name in ("mul", "mul_", "multiply") and args:
@@ -63,8 +62,8 @@ def tensor_method(
         return binary(walker, ast.Add(), tensor, args[0], node)
     if name in ("sum", "mean"):
         flags = tensor.flags - {"sum"} if name == "mean" else tensor.flags | {"sum"}
-        return replace(tensor, flags=flags, made=node)
+        return tensor.but(flags=flags, made=node)
     extra = [value for value in args if isinstance(value, Tensor)]
     if extra:
         return merged([tensor, *extra], node)
-    return replace(tensor, made=node, flags=tensor.flags - {"data"})
+    return tensor.but(made=node, flags=tensor.flags - {"data"})

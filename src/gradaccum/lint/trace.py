@@ -15,7 +15,7 @@ Doubt: TypeAlias = "tuple[str, bool, bool]"
 and whether the condition holds where the key does."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Loop:
     """One iteration of one loop."""
 

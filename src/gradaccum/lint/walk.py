@@ -251,6 +251,19 @@ class Walker:
             self.paths.pop()
 
 
+def ones(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
+    """The parameters whose default is the number 1."""
+    spec = node.args
+    names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+    pairs = [*zip(reversed(names), reversed(spec.defaults), strict=False),
+             *zip([arg.arg for arg in spec.kwonlyargs], spec.kw_defaults, strict=True)]  # fmt: skip
+    return [
+        name
+        for name, default in pairs
+        if isinstance(default, ast.Constant) and type(default.value) is int and default.value == 1
+    ]
+
+
 def _bind(
     walker: Walker, func: Func, env: Env, args: list[Value], kwargs: dict[str, Value]
 ) -> None:
@@ -286,20 +299,26 @@ def _expr(walker: Walker, node: ast.Expr, env: Env) -> str:
 
 
 def _assign(walker: Walker, node: ast.Assign, env: Env) -> str:
-    first = node.targets[0]
-    if (
-        isinstance(node.value, ast.BinOp)
-        and len(node.targets) == 1
-        and isinstance(first, (ast.Name, ast.Attribute))
-        and _same(first, node.value)
-    ):
-        spelled = ast.AugAssign(first, node.value.op, node.value.right)
-        augment(walker, ast.copy_location(spelled, node), env, node)
-        return ""
+    if isinstance(node.value, ast.BinOp) and len(node.targets) == 1:
+        spelled = _augmented(node, node.value)
+        if spelled is not None:
+            augment(walker, spelled, env, node)
+            return ""
     value = evaluate(walker, env, node.value)
     for target in node.targets:
         assign(walker, env, target, value)
     return ""
+
+
+def _augmented(node: ast.Assign, value: ast.BinOp) -> ast.AugAssign | None:
+    """`x = x + y` as `x += y`, made once for all walks."""
+    if "_augmented" not in node.__dict__:
+        first = node.targets[0]
+        made = None
+        if isinstance(first, (ast.Name, ast.Attribute)) and _same(first, value):
+            made = ast.copy_location(ast.AugAssign(first, value.op, value.right), node)
+        node.__dict__["_augmented"] = made
+    return node.__dict__["_augmented"]
 
 
 def _same(target: ast.expr, value: ast.BinOp) -> bool:
