@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from runs import found
 from torch import nn
 
 import gradaccum as ga
 from gradaccum.errors import LoopError
+from gradaccum.faults import CATALOGUE
 
 WATCHED = (
     torch.Tensor,
@@ -175,3 +177,11 @@ def test_the_fixture_fails_a_test_whose_loop_has_a_fault(tmp_path: Path) -> None
 def test_the_plugin_imports_no_torch() -> None:
     code = "import gradaccum.doctor.fixture, sys; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_a_model_without_memory_that_lives_beside_is_no_trouble(tmp_path: Path) -> None:
+    fault = CATALOGUE["GA101"]
+    beside = torch.nn.Linear(2, 2, device="meta"), torch.nn.LazyLinear(3)
+    codes = [code for code, _ in found(f"{fault.prelude}\n{fault.bad}", tmp_path)]
+    assert codes == ["GA101"]
+    del beside

@@ -50,7 +50,7 @@ class Deep:
 
     def value(self, tensor: Any) -> float | None:
         """A scalar's value."""
-        if getattr(tensor, "numel", lambda: 0)() != 1 or tensor.is_complex():
+        if getattr(tensor, "numel", lambda: 0)() != 1 or tensor.is_complex() or tensor.is_meta:
             return None
         return float(tensor.detach().item())
 
@@ -68,7 +68,7 @@ class Deep:
         return any(gradient.requires_grad for gradient in self._gradients(leaves))
 
     def _norm(self, tensors: list[Any]) -> float | None:
-        plain = [t for t in tensors if t.layout is self._torch.strided and t.numel()]
+        plain = [t for t in tensors if self._readable(t)]
         if not plain or len(plain) != len(tensors):
             return None
         norms = [float(self._torch.linalg.vector_norm(t).item()) for t in plain]
@@ -78,6 +78,11 @@ class Deep:
             else (math.nan if any(map(math.isnan, norms)) else math.inf)
         )
 
+    def _readable(self, tensor: Any) -> bool:
+        """Whether it has elements that can be read; on `meta` there is nothing behind a shape."""
+        strided = tensor.layout is self._torch.strided
+        return strided and not tensor.is_meta and tensor.numel() > 0
+
     def sample(self, leaves: Iterable[Tracked], gradient: bool) -> dict[int, list[float]]:
         """Some elements of each leaf, or of its gradient."""
         found = {}
@@ -85,9 +90,7 @@ class Deep:
             tensor = leaf.reference()
             if tensor is not None and gradient:
                 tensor = self._grad(tensor)
-            if tensor is None or tensor.layout is not self._torch.strided:
-                continue
-            if tensor.is_complex() or not tensor.numel():
+            if tensor is None or not self._readable(tensor) or tensor.is_complex():
                 continue
             flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else None
             if flat is None:
