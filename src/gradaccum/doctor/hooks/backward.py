@@ -13,6 +13,7 @@ from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
 from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
+from gradaccum.doctor.trace.tracked import arrive
 
 __all__ = ["install"]
 
@@ -42,6 +43,7 @@ class _Watch:
         self.recorder = recorder
         self.deep = deep
         self._named = -1
+        self._plain = recorder.torch.Tensor
         self._kept: deque[weakref.ref[_Token]] = deque(maxlen=64)
 
     def before(self, _: Any, frame: FrameType) -> Any:
@@ -57,7 +59,8 @@ class _Watch:
             return None
         nested = recorder.torch._C._current_graph_task_id() != -1
         if not nested:
-            recorder.check_stepping(frame)
+            if recorder.stepping:
+                recorder.check_stepping(frame)
             recorder.settle(place)
         begun = recorder.now()
         outputs = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
@@ -100,10 +103,10 @@ class _Watch:
             note["step"] = recorder.stepping[-1].index
         if recorder.parallel:
             note["sync"] = [bool(m.require_backward_grad_sync) for m in recorder.parallel]
-        if hasattr(loss, "grad_fn"):
+        if hasattr(loss, "is_leaf"):  # else an edge of a graph
             if loss.dim():
                 note["shape"] = tuple(loss.shape)
-            if loss.grad_fn is None:
+            if loss.is_leaf:
                 note["leaf"] = True
             if not nested:
                 self._cheap(note, loss)
@@ -114,12 +117,14 @@ class _Watch:
 
     def _cheap(self, note: dict[str, Any], loss: Any) -> None:
         """What every backward is asked: the loss where it lies on the host, and kept graphs."""
-        cpu = loss.is_cpu and loss.numel() == 1 and not loss.is_complex()
-        if cpu and type(loss) is self.recorder.torch.Tensor and self.deep.possible():
-            note["loss"] = float(loss.item())
-        node = loss.grad_fn
-        if node is not None and (self.recorder.segments.deep or not note["b"] & 7):
-            note["kept"] = sum(reference() is not None for reference in self._kept)
+        single = "shape" not in note or loss.numel() == 1
+        if single and type(loss) is self._plain and loss.is_cpu and self.deep.possible():
+            value = loss.item()
+            if type(value) is float:
+                note["loss"] = value
+        if "leaf" not in note and (self.recorder.segments.deep or not note["b"] & 7):
+            node = loss.grad_fn  # asking for it makes an object
+            note["kept"] = len([1 for token in self._kept if token() is not None])
             self._kept.append(_Token.put(node))
 
     def _look(self, note: dict[str, Any], outputs: Any, seeds: Any, frame: FrameType) -> None:
@@ -148,7 +153,7 @@ class _Watch:
         recorder = self.recorder
         recorder.inside -= 1
         seen = recorder.leaves.look()
-        recorder.arrive(note, seen.grads)
+        arrive(note, seen.grads)
         if seen.values:
             # A hook on the gradient writes to the parameter; an optimizer that steps inside the
             # backward has looked itself.
@@ -157,17 +162,19 @@ class _Watch:
                 leaf.changes += 1
         recorder.active = [other for other in recorder.active if other is not note]
         place, begun = note.pop("place"), note.pop("begun")
-        end = recorder.now()
+        end = None
         note["arrived"] = list(note["arrived"])
         if recorder.segments.deep and not note["nested"] and self.deep.possible():
+            end = recorder.now()
             spent = _clock()
             with self.deep.quiet():
                 note["norm"] = self.deep.norm(recorder.leaves.live)
                 note["memory"] = self.deep.memory()
             recorder.segments.spent += _clock() - spent
-        recorder.event("backward", place, begun, (bool(note["fresh"]), note["nested"]), **note)[
-            "e"
-        ] = end
+        shape = (bool(note["fresh"]), note["nested"])
+        event = recorder.event("backward", place, begun, shape, **note)
+        if end is not None:
+            event["e"] = end
 
 
 def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:

@@ -54,7 +54,8 @@ class _Watch:
         """What the step will use."""
         recorder = self.recorder
         recorder.step_code = frame.f_code
-        recorder.check_stepping(frame.f_back)
+        if recorder.stepping:
+            recorder.check_stepping(frame.f_back)
         place = recorder.find(frame)
         recorder.settle(place)
         record = recorder.optimizer(optimizer, frame)
@@ -93,9 +94,11 @@ class _Watch:
             leaf.changes += 1
         change = None
         if note.get("values") is not None and self.deep.possible():
+            spent = _clock()
             with self.deep.quiet():
                 after = self.deep.sample(record.leaves, gradient=False)
             change = distance(note["values"], after)
+            recorder.segments.spent += _clock() - spent
         record.steps += 1
         if record.steps == 1:
             recorder.ask_rank()
@@ -116,7 +119,8 @@ class _Watch:
     def before_zero(self, optimizer: Any, frame: FrameType) -> Any:
         """`zero_grad` begins."""
         recorder = self.recorder
-        recorder.check_stepping(frame)
+        if recorder.stepping:
+            recorder.check_stepping(frame)
         place = recorder.find(frame)
         recorder.settle(place)
         recorder.inside += 1
@@ -128,7 +132,7 @@ class _Watch:
         recorder = self.recorder
         recorder.inside -= 1
         record = recorder.optimizer(optimizer)
-        recorder.own(record, optimizer)
+        recorder.own(record, optimizer, closely=False)
         recorder.clear("optimizer.zero_grad", place, begun, record.leaves, optimizer=record.index)
 
     def before_save(self, optimizer: Any, frame: FrameType) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
+from itertools import compress
 from typing import Any
 
-from gradaccum.doctor.trace.tracked import NOTHING, Holding, Tracked
+from gradaccum.doctor.trace.tracked import Holding, Tracked, drop
 
 __all__ = ["Leaves", "Seen"]
 
@@ -26,9 +27,6 @@ class Seen:
         """Gradients that are `None` now."""
         self.values: list[Tracked] = []
         """Leaves that were written to."""
-
-    def __bool__(self) -> bool:
-        return bool(self.grads or self.cleared or self.values)
 
 
 class Leaves:
@@ -73,7 +71,7 @@ class Leaves:
         gradient = self._grad(tensor)
         if gradient is not None:
             leaf.grad, leaf.grad_version = id(gradient), gradient._version
-            leaf.holding = Holding(1, (-1,))  # stood there before we looked
+            leaf.holding = Holding(1, (-1,), 1)  # stood there before we looked
             self._by_grad[id(gradient)] = leaf
         leaf.pointer = _pointer(tensor)
         self.all.append(leaf)
@@ -91,7 +89,7 @@ class Leaves:
             same = old.shape == leaf.shape and old.dtype == leaf.dtype
             if same and not old.is_parameter and old.reference() is None:
                 old.reference, old.version, old.grad = leaf.reference, leaf.version, 0
-                old.holding = NOTHING
+                drop([old])
                 self._by_id[id(leaf.reference())] = old
                 self.live.append(old)
                 self._by_pointer = None
@@ -157,7 +155,8 @@ class Leaves:
         for leaf in self.live:
             if leaf.reference() is None:
                 self._by_grad.pop(leaf.grad, None)
-                leaf.holding = NOTHING if not leaf.grad else leaf.holding
+                if not leaf.grad:
+                    drop([leaf])
         self.live = live
         self._by_pointer = None
 
@@ -218,9 +217,11 @@ class Leaves:
     def name(self) -> list[dict[str, Any]]:
         """Name leaves by the modules that hold them; returns the modules worth telling of."""
         module = self._torch.nn.Module
+        kinds = {id(kind) for kind in _kinds(module)}
         objects = gc.get_objects()
-        kinds = {kind for kind in set(map(type, objects)) if module in kind.__mro__}
-        modules = [o for o in objects if type(o) in kinds]
+        # In C and by identity: there may be a million of them, with types of any kind.
+        among = map(kinds.__contains__, map(id, map(type, objects)))
+        modules = list(compress(objects, among))
         del objects
         inner = {id(c) for m in modules for c in _parts(m, "_modules") if c is not None}
         told: list[dict[str, Any]] = []
@@ -251,6 +252,16 @@ class Leaves:
         for name, child in _items(module, "_modules"):
             if child is not None:
                 self._walk(child, f"{prefix}{name}.", told, seen)
+
+
+def _kinds(kind: type) -> set[type]:
+    """A class and all that derive from it."""
+    found, todo = {kind}, [kind]
+    while todo:
+        new = [sub for sub in type.__subclasses__(todo.pop()) if sub not in found]
+        found.update(new)
+        todo.extend(new)
+    return found
 
 
 def _pointer(tensor: Any) -> int:
