@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
+from _thread import get_ident
 from collections import deque
 from types import FrameType
 from typing import Any
@@ -66,6 +67,9 @@ class _Watch:
         outputs = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
         note = self._note(outputs, rest, place, nested)
         recorder.backwards += 1
+        note["thread"] = get_ident()
+        if recorder.leaves.several and not nested:
+            recorder.leaves.find(outputs)  # whose leaves these are
         if recorder.segments.reading and not nested:
             spent = _clock()
             self._look(note, outputs, rest[0], frame)
@@ -99,7 +103,7 @@ class _Watch:
         if len(outputs) > 1:
             note["losses"] = len(outputs)
             note["requires_grad"] = any(getattr(o, "requires_grad", True) for o in outputs)
-        if recorder.stepping:
+        if recorder.stepping and not recorder.leaves.several:
             note["step"] = recorder.stepping[-1].index
         if recorder.parallel:
             note["sync"] = [bool(m.require_backward_grad_sync) for m in recorder.parallel]
@@ -153,6 +157,7 @@ class _Watch:
         recorder = self.recorder
         recorder.inside -= 1
         seen = recorder.leaves.look()
+        del note["thread"]
         arrive(note, seen.grads)
         if seen.values:
             # A hook on the gradient writes to the parameter; an optimizer that steps inside the
@@ -187,14 +192,19 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
     before = guarded(recorder, watch.before)
     after = guarded_after(recorder, watch.after)
 
+    leaves = recorder.leaves
+
     class Engine(torch._C._ImperativeEngine):
         """The engine, for one backward: it is freed when that is over."""
 
         note: Any = None
+        outermost = False
 
         def __del__(self) -> None:
             if self.note is not None:
                 after(self.note)
+            if self.outermost:
+                leaves.running.discard(get_ident())
 
     class Slot:
         """Hands out the engine."""
@@ -203,11 +213,11 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
             frame = sys._getframe(1)
             if frame.f_code is not code:
                 return real
-            note = before(None, frame)
-            if note is None:
+            if recorder.closed:
                 return real
             engine = Engine()
-            engine.note = note
+            engine.outermost = leaves.begin(get_ident())
+            engine.note = before(None, frame)
             return engine
 
     uncompiled(torch, Engine.__del__, Slot.__get__)

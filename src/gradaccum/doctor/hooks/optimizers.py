@@ -72,7 +72,8 @@ class _Watch:
                 note["values"] = self.deep.sample(record.leaves, gradient=False)
             recorder.segments.spent += _clock() - spent
         note["backwards"] = recorder.backwards
-        del self._notes[len(recorder.stepping) :]
+        if not recorder.leaves.several:
+            del self._notes[len(recorder.stepping) :]
         self._notes.append(note)
         recorder.stepping.append(record)
         recorder.inside += 1
@@ -81,11 +82,13 @@ class _Watch:
     def after_step(self, optimizer: Any, _: FrameType) -> None:
         """What it changed."""
         recorder = self.recorder
-        if not self._notes or not recorder.stepping:
+        mine = [note for note in self._notes if note["record"].reference() is optimizer]
+        if not mine or mine[-1]["record"] not in recorder.stepping:
             return
-        note = self._notes.pop()
+        note = mine[-1]
         record: Optimizer = note["record"]
-        recorder.stepping.pop()
+        self._notes = [other for other in self._notes if other is not note]
+        recorder.stepping.remove(record)
         recorder.inside -= 1
         closure = recorder.backwards > note["backwards"]
         seen = recorder.leaves.look()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from _thread import get_ident
+from collections.abc import Iterable
 from itertools import compress
 from typing import Any
 
@@ -40,6 +42,15 @@ class Leaves:
         self._torch = torch
         self._grad = torch._C.TensorBase.grad.__get__
         self._parameter = torch.nn.Parameter
+        self.running: set[int] = set()
+        """Threads in which a backward runs."""
+        self.first: int | None = None
+        self.several = False
+        """Whether more threads than one have run backwards.
+
+        The engine works without Python's lock. Even to hold a gradient that another thread's
+        engine writes to can end the process, so then each thread reads its own leaves only.
+        """
         self.all: list[Tracked] = []
         self.live: list[Tracked] = []
         self._by_id: dict[int, Tracked] = {}
@@ -101,6 +112,7 @@ class Leaves:
         todo = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
         found: list[Tracked] = []
         seen: set[Any] = set()
+        thread = get_ident()
         while todo and len(seen) < NODES:
             node = todo.pop()
             if node is None or node in seen:
@@ -110,19 +122,56 @@ class Leaves:
             if variable is not None:
                 leaf = self.track(variable)
                 if leaf is not None:
+                    if leaf.thread != thread:
+                        leaf.thread = 0 if leaf.thread in (0, *self.running - {thread}) else thread
                     found.append(leaf)
             todo.extend(child for child, _ in node.next_functions)
+        return found
+
+    def begin(self, thread: int) -> bool:
+        """A backward is about to run; returns whether it is the outermost of its thread."""
+        if self.first is None:
+            self.first = thread
+        elif self.first != thread:
+            self.several = True
+        if thread in self.running:
+            return False
+        self.running.add(thread)
+        return True
+
+    def whose(self) -> int:
+        """The thread that looks: for one of the engine's own, that which called the engine."""
+        thread, running = get_ident(), self.running
+        if thread in running or len(running) != 1:
+            return thread
+        inside = self._torch._C._current_graph_task_id() != -1
+        return next(iter(running), thread) if inside else thread
+
+    def gradients(self, leaves: Iterable[Tracked]) -> list[Any]:
+        """Gradients that stand in these leaves and may be read."""
+        thread, grad = self.whose(), self._grad
+        found = []
+        for leaf in leaves:
+            tensor = leaf.reference()
+            if tensor is None or (self.several and leaf.thread != thread):
+                continue
+            gradient = grad(tensor)
+            if gradient is not None:
+                found.append(gradient)
         return found
 
     def look(self) -> Seen:
         """Compare all leaves with how they last stood."""
         seen = Seen()
         grad = self._grad
+        thread = self.whose() if self.several else 0
         gone = False
         for leaf in self.live:
             tensor = leaf.reference()
             if tensor is None:
                 gone = True
+                continue
+            if self.several and leaf.thread != thread:
                 continue
             gradient = grad(tensor)
             if gradient is None:
@@ -187,9 +236,10 @@ class Leaves:
 
     def _pointers(self) -> dict[int, tuple[str, Tracked]]:
         table: dict[int, tuple[str, Tracked]] = {}
+        thread = self.whose()
         for leaf in self.live:
             tensor = leaf.reference()
-            if tensor is None:
+            if tensor is None or (self.several and leaf.thread != thread):
                 continue
             try:
                 table[tensor.data_ptr()] = ("data", leaf)

@@ -218,8 +218,10 @@ class Recorder:
         """Look at what has changed since the last look, and say who did it."""
         seen = self.leaves.look()
         marks, self.marks = self.marks, []
-        if self.active:
-            arrive(self.active[-1], seen.grads)
+        thread = self.leaves.whose() if self.active else 0
+        active = [note for note in self.active if note.get("thread") == thread]
+        if active:
+            arrive(active[-1], seen.grads)
         elif marks or seen.values or seen.cleared or seen.grads:
             self._explain(seen, marks, place)
 
@@ -364,6 +366,8 @@ class Recorder:
 
     def check_stepping(self, frame: FrameType | None) -> None:
         """Forget steps that raised: those whose call is no longer on the stack."""
+        if self.leaves.several:
+            return  # it may be on another's
         running = 0
         while frame is not None:
             running += frame.f_code is self.step_code

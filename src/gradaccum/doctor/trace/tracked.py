@@ -50,6 +50,7 @@ class Tracked:
         "requires",
         "sample",
         "shape",
+        "thread",
         "version",
         "zeroed",
     )
@@ -74,6 +75,7 @@ class Tracked:
         self.zeroed = 0
         self.held_max = 0  # before what is held now
         self.sample: Any = None
+        self.thread: int | None = None  # in which its backwards run; 0 for several
 
     def counts(self) -> tuple[int, int]:
         """How many gradients have arrived so far, and the most that were held at a time."""
