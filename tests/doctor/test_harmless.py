@@ -9,29 +9,34 @@ from pathlib import Path
 import pytest
 
 from doctor_harness import DOCTOR, Out, run
-from doctor_scripts import END, ENDS, SCRIPTS, START, together
+from doctor_scripts import END, ENDS, SCRIPTS, START, WATCHED, together
+
+OTHERS = "the others"
+"""Those that share a process."""
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Out, Out]]:
-    """All scripts, both ways; two at a time, for most of each is importing torch."""
-    folder = tmp_path_factory.mktemp("scripts")
-    sources = {name: START + SCRIPTS[name] + END for name in ENDS}
-    sources["the others"] = together()
+    """All scripts, both ways; two at a time, for most of each is importing torch.
 
-    def one(item: tuple[str, str]) -> tuple[str, tuple[Out, Out]]:
-        name, source = item
-        path = folder / f"script_{list(sources).index(name)}.py"
-        path.write_text(source)
-        plain = run([sys.executable, path.name], folder)
-        return name, (plain, run([*DOCTOR, "-q", path.name], folder))
+    Each script has a folder of its own, and each run one for temporary files.
+    """
+    sources = {OTHERS: together(), **{name: START + SCRIPTS[name] + END for name in ENDS}}
+    ways = {"plain": [sys.executable], "under": [*DOCTOR, "-q"]}
+
+    def one(folder: Path, way: str) -> Out:
+        return run([*ways[way], "script.py"], folder, TMPDIR=str(tmp_path_factory.mktemp(way)))
 
     with ThreadPoolExecutor(2) as pool:
-        found = dict(pool.map(one, sources.items()))
-    plain, under = found.pop("the others")
+        runs = {}
+        for name, source in sources.items():
+            folder = tmp_path_factory.mktemp("script")
+            (folder / "script.py").write_text(source)
+            runs[name] = [pool.submit(one, folder, way) for way in ways]
+        found = {name: (plain.result(), under.result()) for name, (plain, under) in runs.items()}
     for name in SCRIPTS:
         if name not in ENDS:
-            found[name] = (_part(plain, name), _part(under, name))
+            found[name] = (_part(found[OTHERS][0], name), _part(found[OTHERS][1], name))
     return found
 
 
@@ -39,7 +44,14 @@ def _part(out: Out, name: str) -> Out:
     """What one of several scripts printed."""
     mark = f"# {name}\n".encode()
     streams = (stream.partition(mark)[2].split(b"\n# ")[0] for stream in (out.stdout, out.stderr))
-    return Out(out.code, *streams)
+    return Out(0, *streams)  # how they ended together is a test of its own
+
+
+@pytest.mark.slow
+def test_those_in_one_process_all_ran(outcomes: dict[str, tuple[Out, Out]]) -> None:
+    for out in outcomes[OTHERS]:
+        assert out.code == 0, (out.code, out.stderr.decode()[-3000:])
+        assert all(f"# {name}\n" in out.stdout.decode() for name in SCRIPTS if name not in ENDS)
 
 
 @pytest.mark.slow
@@ -57,8 +69,6 @@ def test_there_are_twenty() -> None:
 
 
 @pytest.mark.slow
-def test_that_comparison_can_fail(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(START + "import sys; print('gradaccum.doctor' in sys.modules)")
-    plain = run([sys.executable, "a.py"], tmp_path)
-    under = run([*DOCTOR, "-q", "a.py"], tmp_path)
+def test_that_comparison_can_fail(outcomes: dict[str, tuple[Out, Out]]) -> None:
+    plain, under = (_part(out, WATCHED) for out in outcomes[OTHERS])
     assert (plain.stdout, under.stdout) == (b"False\n", b"True\n")

@@ -63,6 +63,13 @@ def test_standard_input(code: str, tmp_path: Path) -> None:
     same(*both(["-", "x"], tmp_path, stdin=code.encode()))
 
 
+def test_a_script_that_reads_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text("import sys\nprint(input('> '), sys.stdin.buffer.read())\n")
+    plain, under = both(["reads.py"], tmp_path, stdin=b"one\n\x00\xff two\n")
+    assert b"one" in plain.stdout
+    same(plain, under)
+
+
 @pytest.mark.parametrize(
     "code",
     [

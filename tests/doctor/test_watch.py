@@ -185,3 +185,34 @@ def test_a_model_without_memory_that_lives_beside_is_no_trouble(tmp_path: Path) 
     codes = [code for code, _ in found(f"{fault.prelude}\n{fault.bad}", tmp_path)]
     assert codes == ["GA101"]
     del beside
+
+
+THREADS = """\
+import threading, torch
+from torch import nn
+import gradaccum as ga
+def train():
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(600):
+        (model(torch.full((2, 3), float(i % 7))).tanh().mean() / 2).backward()
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+with ga.watch() as trace:
+    threads = [threading.Thread(target=train) for _ in range(6)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+totals = trace.diagnosis.totals
+print(totals["backward"], totals["step"], totals.get("step_failed", 0))
+"""
+
+
+@pytest.mark.slow
+def test_threads_that_train_are_not_disturbed(tmp_path: Path) -> None:
+    """To read a gradient while another thread's engine writes to it ended the process."""
+    (tmp_path / "threads.py").write_text(THREADS)
+    done = subprocess.run(
+        [sys.executable, "threads.py"], cwd=tmp_path, capture_output=True, timeout=300, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "3600 1800 0\n"), done.stderr[-2000:]

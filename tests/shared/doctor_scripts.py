@@ -330,6 +330,10 @@ ENDS = ("raises in an optimizer", "scaler", "leaves by the back door", "interrup
 """Those that end their process; each has one of its own."""
 
 
+WATCHED = "whether a doctor is there"
+"""The last of those that share a process: the one thing that must differ."""
+
+
 def together() -> str:
     """The other scripts as one: each in a namespace of its own, so that torch is loaded once."""
     whole = {name: START + body + END for name, body in SCRIPTS.items() if name not in ENDS}
@@ -342,4 +346,6 @@ def together() -> str:
         "        exec(compile(source, name, 'exec'), {'__name__': name})\n"
         "    except Exception:\n"
         "        traceback.print_exc()\n"
+        f"print('#', {WATCHED!r})\n"
+        "print('gradaccum.doctor' in sys.modules)\n"
     )

@@ -133,12 +133,18 @@ def _report(
             _say("gradaccum doctor: no training was seen: " + assemble.why_nothing(outcome))
         return
     diagnoses = [assemble.diagnosis(t, name, outcome, len(traces)) for t in traces]
-    if len(diagnoses) == 1 and diagnoses[0].run.ranks > 1:
-        _write_as_rank(diagnoses[0], options)
-    else:
-        _write_all(diagnoses, options)
+    failed: GradaccumError | None = None
+    try:
+        if len(diagnoses) == 1 and diagnoses[0].run.ranks > 1:
+            _write_as_rank(diagnoses[0], options)
+        else:
+            _write_all(diagnoses, options)
+    except GradaccumError as error:
+        failed = error
     if not options.quiet:
         _say(_text(assemble.together(diagnoses)))
+    if failed is not None:
+        raise failed
 
 
 def _text(diagnosis: Diagnosis) -> str:
@@ -222,5 +228,7 @@ def _write_all(diagnoses: Sequence[Diagnosis], options: argparse.Namespace) -> N
                 assemble.write(own, writer(diagnosis))
         except InputError as error:
             failed.append(error)
+    for error in failed[:-1]:
+        _say(f"gradaccum: {error}")
     if failed:
-        raise failed[0]
+        raise failed[-1]

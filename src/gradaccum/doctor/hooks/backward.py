@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
+from _thread import get_ident
 from collections import deque
 from types import FrameType
 from typing import Any
@@ -13,6 +14,7 @@ from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
 from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
+from gradaccum.doctor.trace.tracked import arrive
 
 __all__ = ["install"]
 
@@ -42,6 +44,7 @@ class _Watch:
         self.recorder = recorder
         self.deep = deep
         self._named = -1
+        self._plain = recorder.torch.Tensor
         self._kept: deque[weakref.ref[_Token]] = deque(maxlen=64)
 
     def before(self, _: Any, frame: FrameType) -> Any:
@@ -57,12 +60,16 @@ class _Watch:
             return None
         nested = recorder.torch._C._current_graph_task_id() != -1
         if not nested:
-            recorder.check_stepping(frame)
+            if recorder.stepping:
+                recorder.check_stepping(frame)
             recorder.settle(place)
         begun = recorder.now()
         outputs = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
         note = self._note(outputs, rest, place, nested)
         recorder.backwards += 1
+        note["thread"] = get_ident()
+        if recorder.leaves.several and not nested:
+            recorder.leaves.find(outputs)  # whose leaves these are
         if recorder.segments.reading and not nested:
             spent = _clock()
             self._look(note, outputs, rest[0], frame)
@@ -96,14 +103,14 @@ class _Watch:
         if len(outputs) > 1:
             note["losses"] = len(outputs)
             note["requires_grad"] = any(getattr(o, "requires_grad", True) for o in outputs)
-        if recorder.stepping:
+        if recorder.stepping and not recorder.leaves.several:
             note["step"] = recorder.stepping[-1].index
         if recorder.parallel:
             note["sync"] = [bool(m.require_backward_grad_sync) for m in recorder.parallel]
-        if hasattr(loss, "grad_fn"):
+        if hasattr(loss, "is_leaf"):  # else an edge of a graph
             if loss.dim():
                 note["shape"] = tuple(loss.shape)
-            if loss.grad_fn is None:
+            if loss.is_leaf:
                 note["leaf"] = True
             if not nested:
                 self._cheap(note, loss)
@@ -114,12 +121,14 @@ class _Watch:
 
     def _cheap(self, note: dict[str, Any], loss: Any) -> None:
         """What every backward is asked: the loss where it lies on the host, and kept graphs."""
-        cpu = loss.is_cpu and loss.numel() == 1 and not loss.is_complex()
-        if cpu and type(loss) is self.recorder.torch.Tensor and self.deep.possible():
-            note["loss"] = float(loss.item())
-        node = loss.grad_fn
-        if node is not None and (self.recorder.segments.deep or not note["b"] & 7):
-            note["kept"] = sum(reference() is not None for reference in self._kept)
+        single = "shape" not in note or loss.numel() == 1
+        if single and type(loss) is self._plain and loss.is_cpu and self.deep.possible():
+            value = loss.item()
+            if type(value) is float:
+                note["loss"] = value
+        if "leaf" not in note and (self.recorder.segments.deep or not note["b"] & 7):
+            node = loss.grad_fn  # asking for it makes an object
+            note["kept"] = len([1 for token in self._kept if token() is not None])
             self._kept.append(_Token.put(node))
 
     def _look(self, note: dict[str, Any], outputs: Any, seeds: Any, frame: FrameType) -> None:
@@ -148,7 +157,8 @@ class _Watch:
         recorder = self.recorder
         recorder.inside -= 1
         seen = recorder.leaves.look()
-        recorder.arrive(note, seen.grads)
+        del note["thread"]
+        arrive(note, seen.grads)
         if seen.values:
             # A hook on the gradient writes to the parameter; an optimizer that steps inside the
             # backward has looked itself.
@@ -157,17 +167,19 @@ class _Watch:
                 leaf.changes += 1
         recorder.active = [other for other in recorder.active if other is not note]
         place, begun = note.pop("place"), note.pop("begun")
-        end = recorder.now()
+        end = None
         note["arrived"] = list(note["arrived"])
         if recorder.segments.deep and not note["nested"] and self.deep.possible():
+            end = recorder.now()
             spent = _clock()
             with self.deep.quiet():
                 note["norm"] = self.deep.norm(recorder.leaves.live)
                 note["memory"] = self.deep.memory()
             recorder.segments.spent += _clock() - spent
-        recorder.event("backward", place, begun, (bool(note["fresh"]), note["nested"]), **note)[
-            "e"
-        ] = end
+        shape = (bool(note["fresh"]), note["nested"])
+        event = recorder.event("backward", place, begun, shape, **note)
+        if end is not None:
+            event["e"] = end
 
 
 def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
@@ -180,14 +192,19 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
     before = guarded(recorder, watch.before)
     after = guarded_after(recorder, watch.after)
 
+    leaves = recorder.leaves
+
     class Engine(torch._C._ImperativeEngine):
         """The engine, for one backward: it is freed when that is over."""
 
         note: Any = None
+        outermost = False
 
         def __del__(self) -> None:
             if self.note is not None:
                 after(self.note)
+            if self.outermost:
+                leaves.running.discard(get_ident())
 
     class Slot:
         """Hands out the engine."""
@@ -196,11 +213,11 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
             frame = sys._getframe(1)
             if frame.f_code is not code:
                 return real
-            note = before(None, frame)
-            if note is None:
+            if recorder.closed:
                 return real
             engine = Engine()
-            engine.note = note
+            engine.outermost = leaves.begin(get_ident())
+            engine.note = before(None, frame)
             return engine
 
     uncompiled(torch, Engine.__del__, Slot.__get__)

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
+from gradaccum.doctor.trace.leaves import Leaves
 from gradaccum.doctor.trace.tracked import Tracked
 
 __all__ = ["Deep", "distance"]
@@ -24,11 +25,12 @@ class Deep:
 
     Args:
         torch: the module, which the script has imported.
+        leaves: all that are watched; they say whose gradients may be read.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, leaves: Leaves) -> None:
         self._torch = torch
-        self._grad = torch._C.TensorBase.grad.__get__
+        self._leaves = leaves
         self._modes = torch._C._len_torch_dispatch_stack
         self._profiled = torch._C._autograd._profiler_enabled
         self._cuda = hasattr(torch._C, "_cuda_getCurrentStream")
@@ -59,9 +61,7 @@ class Deep:
         return self._norm(self._gradients(leaves))
 
     def _gradients(self, leaves: Iterable[Tracked]) -> list[Any]:
-        tensors = (leaf.reference() for leaf in leaves)
-        gradients = (self._grad(t) for t in tensors if t is not None)
-        return [g for g in gradients if g is not None]
+        return self._leaves.gradients(leaves)
 
     def recorded(self, leaves: Iterable[Tracked]) -> bool:
         """Whether a gradient carries a graph of its own, as `create_graph=True` makes it."""
@@ -89,7 +89,7 @@ class Deep:
         for leaf in leaves:
             tensor = leaf.reference()
             if tensor is not None and gradient:
-                tensor = self._grad(tensor)
+                tensor = next(iter(self._leaves.gradients([leaf])), None)
             if tensor is None or not self._readable(tensor) or tensor.is_complex():
                 continue
             flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else None

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from gradaccum.doctor.touch import After, Before
-from gradaccum.doctor.trace.recorder import Recorder
+from gradaccum.doctor.trace.recorder import Process, Recorder
 
 __all__ = ["guarded", "guarded_after", "uncompiled"]
 
@@ -40,7 +40,7 @@ def guarded(recorder: Recorder, before: Callable[[Any, FrameType], Any]) -> Befo
 
     def run(owner: Any, frame: FrameType) -> Any:
         thread = _ident()
-        if thread in busy or not recorder.listening():
+        if thread in busy or recorder.closed or recorder.process != Process.number:
             return None
         compiling = compiler(None)
         busy.add(thread)
@@ -69,7 +69,7 @@ def guarded_after(recorder: Recorder, after: Callable[[Any], None]) -> After:
 
     def run(note: Any) -> None:
         thread = _ident()
-        if thread in busy or not recorder.listening():
+        if thread in busy or recorder.closed or recorder.process != Process.number:
             return
         compiling = compiler(None)
         busy.add(thread)

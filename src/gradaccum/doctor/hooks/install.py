@@ -26,7 +26,7 @@ __all__ = ["install"]
 def install(recorder: Recorder) -> Callable[[], None]:
     """Set all hooks; returns what removes them, in reverse order."""
     patches = Patches()
-    deep = Deep(recorder.torch)
+    deep = Deep(recorder.torch, recorder.leaves)
     handles: list[Any] = []
     recorder.gone = deep.gone
 

@@ -21,6 +21,7 @@ class _Watch:
 
     def before_train(self, module: Any, frame: FrameType) -> Any:
         """`train` or, through it, `eval` begins on an outermost module."""
+        self.recorder.turned = True
         if frame.f_code is self.train_code:
             return None
         return module, self.recorder.find(frame), self.recorder.now()
@@ -30,6 +31,7 @@ class _Watch:
         module, place, begun = note
         train = bool(module.training)
         recorder = self.recorder
+        recorder.turned = True
         recorder.event(
             "mode", place, begun, train, module=type(module).__name__, train=train,
             index=recorder.module(module),

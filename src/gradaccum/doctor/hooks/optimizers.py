@@ -54,7 +54,8 @@ class _Watch:
         """What the step will use."""
         recorder = self.recorder
         recorder.step_code = frame.f_code
-        recorder.check_stepping(frame.f_back)
+        if recorder.stepping:
+            recorder.check_stepping(frame.f_back)
         place = recorder.find(frame)
         recorder.settle(place)
         record = recorder.optimizer(optimizer, frame)
@@ -71,7 +72,8 @@ class _Watch:
                 note["values"] = self.deep.sample(record.leaves, gradient=False)
             recorder.segments.spent += _clock() - spent
         note["backwards"] = recorder.backwards
-        del self._notes[len(recorder.stepping) :]
+        if not recorder.leaves.several:
+            del self._notes[len(recorder.stepping) :]
         self._notes.append(note)
         recorder.stepping.append(record)
         recorder.inside += 1
@@ -80,11 +82,13 @@ class _Watch:
     def after_step(self, optimizer: Any, _: FrameType) -> None:
         """What it changed."""
         recorder = self.recorder
-        if not self._notes or not recorder.stepping:
+        mine = [note for note in self._notes if note["record"].reference() is optimizer]
+        if not mine or mine[-1]["record"] not in recorder.stepping:
             return
-        note = self._notes.pop()
+        note = mine[-1]
         record: Optimizer = note["record"]
-        recorder.stepping.pop()
+        self._notes = [other for other in self._notes if other is not note]
+        recorder.stepping.remove(record)
         recorder.inside -= 1
         closure = recorder.backwards > note["backwards"]
         seen = recorder.leaves.look()
@@ -93,9 +97,11 @@ class _Watch:
             leaf.changes += 1
         change = None
         if note.get("values") is not None and self.deep.possible():
+            spent = _clock()
             with self.deep.quiet():
                 after = self.deep.sample(record.leaves, gradient=False)
             change = distance(note["values"], after)
+            recorder.segments.spent += _clock() - spent
         record.steps += 1
         if record.steps == 1:
             recorder.ask_rank()
@@ -116,7 +122,8 @@ class _Watch:
     def before_zero(self, optimizer: Any, frame: FrameType) -> Any:
         """`zero_grad` begins."""
         recorder = self.recorder
-        recorder.check_stepping(frame)
+        if recorder.stepping:
+            recorder.check_stepping(frame)
         place = recorder.find(frame)
         recorder.settle(place)
         recorder.inside += 1
@@ -128,7 +135,7 @@ class _Watch:
         recorder = self.recorder
         recorder.inside -= 1
         record = recorder.optimizer(optimizer)
-        recorder.own(record, optimizer)
+        recorder.own(record, optimizer, closely=False)
         recorder.clear("optimizer.zero_grad", place, begun, record.leaves, optimizer=record.index)
 
     def before_save(self, optimizer: Any, frame: FrameType) -> Any:

@@ -68,16 +68,19 @@ class _Setter:
     def __get__(self, callee: Any, kind: Any = None) -> Any:
         if callee is None:
             return self
-        callee.note(None, sys._getframe(1))
+        recorder = callee.recorder
+        if not recorder.inside and recorder.leaves.live:
+            callee.note(None, sys._getframe(1))
         return callee.original
 
 
 class _Set:
     __call__ = _Setter()
 
-    def __init__(self, original: Any, note: Any) -> None:
+    def __init__(self, original: Any, note: Any, recorder: Recorder) -> None:
         self.original = original
         self.note = note
+        self.recorder = recorder
 
 
 class _Attribute(property):
@@ -88,10 +91,10 @@ def _attribute(recorder: Recorder, name: str, kind: str) -> _Attribute:
     real = getattr(recorder.torch._C.TensorBase, name)
 
     def note(_: Any, frame: Any) -> None:
-        if not recorder.inside and recorder.leaves.live:
-            recorder.mark(kind, frame, name + "=")
+        recorder.mark(kind, frame, name + "=")
 
-    return _Attribute(real.__get__, _Set(real.__set__, guarded(recorder, note)), None, real.__doc__)
+    setter = _Set(real.__set__, guarded(recorder, note), recorder)
+    return _Attribute(real.__get__, setter, None, real.__doc__)
 
 
 class _Hooking:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from _thread import get_ident
+from collections.abc import Iterable
+from itertools import compress
 from typing import Any
 
-from gradaccum.doctor.trace.tracked import NOTHING, Holding, Tracked
+from gradaccum.doctor.trace.tracked import Holding, Tracked, drop
 
 __all__ = ["Leaves", "Seen"]
 
@@ -27,9 +30,6 @@ class Seen:
         self.values: list[Tracked] = []
         """Leaves that were written to."""
 
-    def __bool__(self) -> bool:
-        return bool(self.grads or self.cleared or self.values)
-
 
 class Leaves:
     """All leaves that are watched; tensors are held weakly.
@@ -42,6 +42,15 @@ class Leaves:
         self._torch = torch
         self._grad = torch._C.TensorBase.grad.__get__
         self._parameter = torch.nn.Parameter
+        self.running: set[int] = set()
+        """Threads in which a backward runs."""
+        self.first: int | None = None
+        self.several = False
+        """Whether more threads than one have run backwards.
+
+        The engine works without Python's lock. Even to hold a gradient that another thread's
+        engine writes to can end the process, so then each thread reads its own leaves only.
+        """
         self.all: list[Tracked] = []
         self.live: list[Tracked] = []
         self._by_id: dict[int, Tracked] = {}
@@ -73,7 +82,7 @@ class Leaves:
         gradient = self._grad(tensor)
         if gradient is not None:
             leaf.grad, leaf.grad_version = id(gradient), gradient._version
-            leaf.holding = Holding(1, (-1,))  # stood there before we looked
+            leaf.holding = Holding(1, (-1,), 1)  # stood there before we looked
             self._by_grad[id(gradient)] = leaf
         leaf.pointer = _pointer(tensor)
         self.all.append(leaf)
@@ -91,7 +100,7 @@ class Leaves:
             same = old.shape == leaf.shape and old.dtype == leaf.dtype
             if same and not old.is_parameter and old.reference() is None:
                 old.reference, old.version, old.grad = leaf.reference, leaf.version, 0
-                old.holding = NOTHING
+                drop([old])
                 self._by_id[id(leaf.reference())] = old
                 self.live.append(old)
                 self._by_pointer = None
@@ -103,6 +112,7 @@ class Leaves:
         todo = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
         found: list[Tracked] = []
         seen: set[Any] = set()
+        thread = get_ident()
         while todo and len(seen) < NODES:
             node = todo.pop()
             if node is None or node in seen:
@@ -112,19 +122,56 @@ class Leaves:
             if variable is not None:
                 leaf = self.track(variable)
                 if leaf is not None:
+                    if leaf.thread != thread:
+                        leaf.thread = 0 if leaf.thread in (0, *self.running - {thread}) else thread
                     found.append(leaf)
             todo.extend(child for child, _ in node.next_functions)
+        return found
+
+    def begin(self, thread: int) -> bool:
+        """A backward is about to run; returns whether it is the outermost of its thread."""
+        if self.first is None:
+            self.first = thread
+        elif self.first != thread:
+            self.several = True
+        if thread in self.running:
+            return False
+        self.running.add(thread)
+        return True
+
+    def whose(self) -> int:
+        """The thread that looks: for one of the engine's own, that which called the engine."""
+        thread, running = get_ident(), self.running
+        if thread in running or len(running) != 1:
+            return thread
+        inside = self._torch._C._current_graph_task_id() != -1
+        return next(iter(running), thread) if inside else thread
+
+    def gradients(self, leaves: Iterable[Tracked]) -> list[Any]:
+        """Gradients that stand in these leaves and may be read."""
+        thread, grad = self.whose(), self._grad
+        found = []
+        for leaf in leaves:
+            tensor = leaf.reference()
+            if tensor is None or (self.several and leaf.thread != thread):
+                continue
+            gradient = grad(tensor)
+            if gradient is not None:
+                found.append(gradient)
         return found
 
     def look(self) -> Seen:
         """Compare all leaves with how they last stood."""
         seen = Seen()
         grad = self._grad
+        thread = self.whose() if self.several else 0
         gone = False
         for leaf in self.live:
             tensor = leaf.reference()
             if tensor is None:
                 gone = True
+                continue
+            if self.several and leaf.thread != thread:
                 continue
             gradient = grad(tensor)
             if gradient is None:
@@ -157,7 +204,8 @@ class Leaves:
         for leaf in self.live:
             if leaf.reference() is None:
                 self._by_grad.pop(leaf.grad, None)
-                leaf.holding = NOTHING if not leaf.grad else leaf.holding
+                if not leaf.grad:
+                    drop([leaf])
         self.live = live
         self._by_pointer = None
 
@@ -188,9 +236,10 @@ class Leaves:
 
     def _pointers(self) -> dict[int, tuple[str, Tracked]]:
         table: dict[int, tuple[str, Tracked]] = {}
+        thread = self.whose()
         for leaf in self.live:
             tensor = leaf.reference()
-            if tensor is None:
+            if tensor is None or (self.several and leaf.thread != thread):
                 continue
             try:
                 table[tensor.data_ptr()] = ("data", leaf)
@@ -218,9 +267,11 @@ class Leaves:
     def name(self) -> list[dict[str, Any]]:
         """Name leaves by the modules that hold them; returns the modules worth telling of."""
         module = self._torch.nn.Module
+        kinds = {id(kind) for kind in _kinds(module)}
         objects = gc.get_objects()
-        kinds = {kind for kind in set(map(type, objects)) if module in kind.__mro__}
-        modules = [o for o in objects if type(o) in kinds]
+        # In C and by identity: there may be a million of them, with types of any kind.
+        among = map(kinds.__contains__, map(id, map(type, objects)))
+        modules = list(compress(objects, among))
         del objects
         inner = {id(c) for m in modules for c in _parts(m, "_modules") if c is not None}
         told: list[dict[str, Any]] = []
@@ -251,6 +302,16 @@ class Leaves:
         for name, child in _items(module, "_modules"):
             if child is not None:
                 self._walk(child, f"{prefix}{name}.", told, seen)
+
+
+def _kinds(kind: type) -> set[type]:
+    """A class and all that derive from it."""
+    found, todo = {kind}, [kind]
+    while todo:
+        new = [sub for sub in type.__subclasses__(todo.pop()) if sub not in found]
+        found.update(new)
+        todo.extend(new)
+    return found
 
 
 def _pointer(tensor: Any) -> int:

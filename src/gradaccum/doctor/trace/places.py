@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 __all__ = ["Places"]
 
 HIDDEN, LIBRARY, USER = 0, 1, 2
+MOST = 20_000
 
 
 class Places:
@@ -19,6 +20,9 @@ class Places:
         self._standard = os.path.dirname(os.__file__) + os.sep
         self._kinds: dict[str, int] = {}
         self._numbers: dict[tuple[CodeType, int], int] = {}
+        self._fast: dict[tuple[int, int], tuple[int, int, CodeType]] = {}
+        """By code and instruction, for asking for the line is slow: kind, number, and the code,
+        whose identity would otherwise go to another."""
         self.described: list[tuple[str, int, str]] = []
         """Path, line and function of each number."""
 
@@ -45,20 +49,31 @@ class Places:
         second is the first where no file is the user's.
         """
         at, activation = -1, 0
-        kinds = self._kinds
+        fast = self._fast
         while frame is not None:
-            code = frame.f_code
-            kind = kinds.get(code.co_filename)
-            if kind is None:
-                kind = self._classify(code.co_filename)
+            key = id(frame.f_code), frame.f_lasti
+            known = fast.get(key)
+            kind, number, _ = known if known is not None else self._describe(frame, key)
             if kind != HIDDEN:
-                number = self._number(code, frame.f_lineno or code.co_firstlineno)
                 if at < 0:
                     at, activation = number, id(frame)
                 if kind == USER:
                     return at, number, id(frame)
             frame = frame.f_back
         return at, at, activation
+
+    def _describe(self, frame: FrameType, key: tuple[int, int]) -> tuple[int, int, CodeType]:
+        code = frame.f_code
+        kind = self._kinds.get(code.co_filename)
+        if kind is None:
+            kind = self._classify(code.co_filename)
+        number = -1
+        if kind != HIDDEN:
+            number = self._number(code, frame.f_lineno or code.co_firstlineno)
+        known = kind, number, code
+        if len(self._fast) < MOST:
+            self._fast[key] = known
+        return known
 
     def ours(self, frame: FrameType) -> bool:
         """Whether a frame is in torch's own code, or Python's."""
@@ -70,7 +85,7 @@ class Places:
         key = (code, line)
         number = self._numbers.get(key)
         if number is None:
-            if len(self.described) >= 20_000:
+            if len(self.described) >= MOST:
                 return -1  # code that is generated without end must not fill the memory
             number = self._numbers[key] = len(self.described)
             self.described.append((code.co_filename, line, code.co_name))

@@ -16,9 +16,9 @@ from gradaccum.doctor.trace.leaves import Leaves, Seen
 from gradaccum.doctor.trace.places import Places
 from gradaccum.doctor.trace.segments import Segments
 from gradaccum.doctor.trace.sink import Sink
-from gradaccum.doctor.trace.tracked import NOTHING, Tracked, groups
+from gradaccum.doctor.trace.tracked import Tracked, arrive, counts, drop, groups, told
 
-__all__ = ["VERSION", "Optimizer", "Recorder"]
+__all__ = ["VERSION", "Optimizer", "Process", "Recorder"]
 
 VERSION = 1
 _clock = time.perf_counter
@@ -82,6 +82,9 @@ class Recorder:
         self.modules: list[dict[str, Any]] = []
         self.parallel: weakref.WeakSet[Any] = weakref.WeakSet()
         """DistributedDataParallel modules that were called."""
+        self.turned = True
+        """Whether a module's mode may have changed since it was last asked."""
+        self._evaluating: list[int] = []
         self.activation = 0
         """Identity of the user's frame that was found last."""
         self.active: list[dict[str, Any]] = []
@@ -105,7 +108,7 @@ class Recorder:
 
     def begin(self, sink: Sink, head: dict[str, Any]) -> None:
         """Begin a trace: at the start, and again in a process that was forked off."""
-        self._process = Process.number
+        self.process = Process.number
         self.sink = sink
         self.segments = Segments(sink, self.start)
         self.segments.before_write = self._describe
@@ -122,7 +125,7 @@ class Recorder:
 
     def listening(self) -> bool:
         """Whether events are to be recorded: not in a fork of the process that is recorded."""
-        return Process.number == self._process and not self.closed
+        return Process.number == self.process and not self.closed
 
     def enter(self) -> bool:
         """Begin a look of our own, unless this thread is in one."""
@@ -150,8 +153,14 @@ class Recorder:
         return self.leaves.module_numbers.get(id(module))
 
     def evaluating(self) -> list[int]:
-        """Modules with dropout or statistics that trained once and do not now."""
-        found = []
+        """Modules with dropout or statistics that trained once and do not now.
+
+        Asked of each only when `train` or `eval` was called since, and now and then.
+        """
+        if not (self.turned or self.segments.deep or not self.backwards & 15):
+            return self._evaluating
+        self.turned = False
+        found = self._evaluating = []
         for number, watched in enumerate(self.leaves.watched):
             module = watched[0]()
             if module is None:
@@ -174,18 +183,16 @@ class Recorder:
     ) -> dict[str, Any]:
         """Record an event that is over now."""
         at, user = place
-        event: dict[str, Any] = {"k": kind, "n": self.number, "s": begun, "e": self.now()}
+        data["k"], data["n"], data["s"], data["e"] = kind, self.number, begun, self.now()
         if at >= 0:
-            event["at"] = at
+            data["at"] = at
+            self.last = place
         if user >= 0 and user != at:
-            event["user"] = user
-        event.update(data)
+            data["user"] = user
         self.number += 1
         self.totals[kind] += 1
-        self.segments.add(event, mark)
-        if at >= 0:
-            self.last = place
-        return event
+        self.segments.add(data, mark)
+        return data
 
     def fail(self, error: BaseException, where: str) -> None:
         """Remember what went wrong in our own code; the script must not notice."""
@@ -211,9 +218,11 @@ class Recorder:
         """Look at what has changed since the last look, and say who did it."""
         seen = self.leaves.look()
         marks, self.marks = self.marks, []
-        if self.active:
-            self.arrive(self.active[-1], seen.grads)
-        elif seen or marks:
+        thread = self.leaves.whose() if self.active else 0
+        active = [note for note in self.active if note.get("thread") == thread]
+        if active:
+            arrive(active[-1], seen.grads)
+        elif marks or seen.values or seen.cleared or seen.grads:
             self._explain(seen, marks, place)
 
     def _explain(self, seen: Seen, marks: list[Mark], place: tuple[int, int]) -> None:
@@ -282,8 +291,8 @@ class Recorder:
     ) -> None:
         place = spot.pop("place")
         lost = groups(leaves)
+        drop(leaves)
         for leaf in leaves:
-            leaf.holding = NOTHING
             leaf.zeroed += 1
         self.event(
             "zero", place, now, (via, bool(lost)), via=via, cleared=self.indexes(leaves),
@@ -310,32 +319,15 @@ class Recorder:
         """A call that clears gradients is over: say whose it cleared."""
         seen = self.leaves.look()
         self.marks = []
-        known = {leaf.index for leaf in owned}
-        cleared = seen.cleared + [leaf for leaf in seen.grads if leaf.index in known]
+        cleared = seen.cleared
+        if seen.grads:
+            known = {leaf.index for leaf in owned}
+            cleared = cleared + [leaf for leaf in seen.grads if leaf.index in known]
         self._cleared(cleared, via, {"place": place}, begun, **data)
 
     def cleared_inside(self, leaves: list[Tracked], place: tuple[int, int]) -> None:
         """An optimizer's step has cleared gradients itself."""
         self._cleared(leaves, "step", {"place": place}, self.now())
-
-    def arrive(self, backward: dict[str, Any], leaves: list[Tracked]) -> None:
-        """Gradients that a running backward has brought."""
-        number = backward["b"]
-        memory: dict[int, Any] = {}
-        arrived, fresh = backward["arrived"], backward["fresh"]
-        for leaf in leaves:
-            if leaf.index in arrived:
-                continue
-            arrived[leaf.index] = None
-            old = leaf.holding
-            if not old.held:
-                fresh.append(leaf.index)
-            new = memory.get(id(old))
-            if new is None:
-                new = memory[id(old)] = old.plus(number)
-            leaf.holding = new
-            leaf.arrivals += 1
-            leaf.held_max = max(leaf.held_max, new.held)
 
     @staticmethod
     def indexes(leaves: list[Tracked]) -> list[int]:
@@ -374,8 +366,8 @@ class Recorder:
 
     def check_stepping(self, frame: FrameType | None) -> None:
         """Forget steps that raised: those whose call is no longer on the stack."""
-        if not self.stepping:
-            return
+        if self.leaves.several:
+            return  # it may be on another's
         running = 0
         while frame is not None:
             running += frame.f_code is self.step_code
@@ -385,8 +377,15 @@ class Recorder:
             self.inside = max(0, self.inside - 1)
             self.event("step_failed", (-1, -1), self.now(), optimizer=record.index)
 
-    def own(self, record: Optimizer, optimizer: Any) -> None:
-        """Look up whose parameters these are, if they are not those of the last look."""
+    def own(self, record: Optimizer, optimizer: Any, closely: bool = True) -> None:
+        """Look up whose parameters these are, if they are not those of the last look.
+
+        Not `closely`: if they are not as many.
+        """
+        if not closely and sum([len(g["params"]) for g in optimizer.param_groups]) == len(
+            record.ids
+        ):
+            return
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
         ids = [id(p) for p in tensors]
         if ids == record.ids:
@@ -411,12 +410,12 @@ class Recorder:
             self.sink.write({"t": "places", "from": self._places_told, "places": new})
             self._places_told = len(described)
         if self.leaves.new:
-            self.sink.write({"t": "params", "params": [_told(leaf) for leaf in self.leaves.new]})
+            self.sink.write({"t": "params", "params": [told(leaf) for leaf in self.leaves.new]})
             self.leaves.new = []
 
     def finish(self, last: BaseException | None = None) -> None:
         """Write all that is still to be told."""
-        if not self.number or Process.number != self._process:
+        if not self.number or Process.number != self.process:
             return
         if self.enter():
             try:
@@ -442,8 +441,8 @@ class Recorder:
                 "tally": self.segments.tally(),
                 "segments": self.segments.index,
                 "optimizers": [self._optimizer(o) for o in self.optimizers],
-                "params": [_told(leaf) for leaf in leaves],
-                "counts": [_counts(leaf) for leaf in leaves],
+                "params": [told(leaf) for leaf in leaves],
+                "counts": [counts(leaf) for leaf in leaves],
                 "changes": self._changes() if ended else [],
                 "modules": self.modules,
                 "trouble": self.trouble,
@@ -469,23 +468,6 @@ class Recorder:
             "i": record.index, "kind": record.kind, "at": record.at, "user": record.user,
             "params": self.indexes(record.leaves), "steps": record.steps, "lr": record.lr,
         }  # fmt: skip
-
-
-def _told(leaf: Tracked) -> dict[str, Any]:
-    return {
-        "i": leaf.index, "name": leaf.name, "shape": leaf.shape, "dtype": leaf.dtype,
-        "elements": leaf.elements, "parameter": leaf.is_parameter, "owners": leaf.owners,
-    }  # fmt: skip
-
-
-def _counts(leaf: Tracked) -> list[Any]:
-    alive = leaf.reference()
-    needs = None if alive is None else bool(alive.requires_grad)
-    held = leaf.holding
-    return [
-        leaf.arrivals, leaf.zeroed, leaf.changes, leaf.held_max, needs, held.held,
-        list(held.backwards),
-    ]  # fmt: skip
 
 
 def _line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ __all__ = ["Segments"]
 
 FIRST, EACH, LAST = 12, 3, 2
 SHAPES, BACKWARDS, EVENTS = 256, 256, 2048
-BURST, SHARE, MOST = 0.4, 0.02, 10.0
+BURST, SHARE, MOST = 0.25, 0.01, 10.0
 """Seconds, and share of the run, that deep looks may take; and what the first ones may take."""
 
 
@@ -91,11 +91,14 @@ class Segments:
         self._choose()
 
     def _choose(self) -> None:
-        elapsed = time.perf_counter() - self._start
-        allowed = BURST + SHARE * elapsed
+        allowed = self.allowed()
         first = self.index < FIRST and self._seen < BACKWARDS and self.spent < MOST
         self.reading = first or self.spent < allowed
         self.deep = first or self.spent < 0.5 * allowed
+
+    def allowed(self) -> float:
+        """Seconds that deep looks may have taken until now."""
+        return BURST + SHARE * (time.perf_counter() - self._start)
 
     def _record(self, number: int, closed: bool) -> dict[str, Any]:
         return {

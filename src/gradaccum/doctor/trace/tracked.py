@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["KEPT", "Holding", "Tracked", "groups"]
+__all__ = ["KEPT", "NOTHING", "Holding", "Tracked", "arrive", "counts", "drop", "groups", "told"]
 
 KEPT = 64
 """Backwards that a holding remembers by number; beyond, it counts."""
@@ -14,15 +14,16 @@ KEPT = 64
 class Holding:
     """Backwards whose gradients stand in a leaf's `.grad`; leaves that hold the same share it."""
 
-    __slots__ = ("backwards", "held")
+    __slots__ = ("backwards", "before", "held")
 
-    def __init__(self, held: int = 0, backwards: tuple[int, ...] = ()) -> None:
+    def __init__(self, held: int = 0, backwards: tuple[int, ...] = (), before: int = 0) -> None:
         self.held = held
         self.backwards = backwards
+        self.before = before  # how many of them nobody saw arrive
 
     def plus(self, backward: int) -> Holding:
         """One more."""
-        return Holding(self.held + 1, (*self.backwards[-KEPT + 1 :], backward))
+        return Holding(self.held + 1, (*self.backwards[-KEPT + 1 :], backward), self.before)
 
 
 NOTHING = Holding()
@@ -49,6 +50,7 @@ class Tracked:
         "requires",
         "sample",
         "shape",
+        "thread",
         "version",
         "zeroed",
     )
@@ -68,25 +70,81 @@ class Tracked:
         self.grad_version = 0
         self.pointer = 0
         self.holding = NOTHING
-        self.arrivals = 0
+        self.arrivals = 0  # those that are no longer held
         self.changes = 0
         self.zeroed = 0
-        self.held_max = 0
+        self.held_max = 0  # before what is held now
         self.sample: Any = None
+        self.thread: int | None = None  # in which its backwards run; 0 for several
+
+    def counts(self) -> tuple[int, int]:
+        """How many gradients have arrived so far, and the most that were held at a time."""
+        holding = self.holding
+        came = holding.held - holding.before
+        return self.arrivals + came, max(self.held_max, holding.held) if came else self.held_max
+
+
+def arrive(backward: dict[str, Any], leaves: Iterable[Tracked]) -> None:
+    """Gradients that a running backward has brought."""
+    number = backward["b"]
+    arrived, fresh = backward["arrived"], backward["fresh"]
+    old = new = NOTHING
+    after: dict[Holding, Holding] = {}
+    for leaf in leaves:
+        if leaf.index in arrived:
+            continue
+        arrived[leaf.index] = None
+        if leaf.holding is not old or not after:  # most share one
+            old = leaf.holding
+            new = after.get(old) or after.setdefault(old, old.plus(number))
+        if not old.held:
+            fresh.append(leaf.index)
+        leaf.holding = new
+
+
+def drop(leaves: Iterable[Tracked]) -> None:
+    """They hold nothing any more; what they held is counted now, not at each arrival."""
+    for leaf in leaves:
+        holding = leaf.holding
+        if holding is not NOTHING:
+            came = holding.held - holding.before
+            leaf.arrivals += came
+            if came and holding.held > leaf.held_max:
+                leaf.held_max = holding.held
+            leaf.holding = NOTHING
 
 
 def groups(leaves: Iterable[Tracked]) -> list[dict[str, Any]]:
     """Leaves that hold something, by what they hold."""
-    found: dict[int, tuple[Holding, list[int]]] = {}
-    for leaf in leaves:
-        holding = leaf.holding
-        if holding.held:
-            group = found.get(id(holding))
-            if group is None:
-                found[id(holding)] = (holding, [leaf.index])
-            else:
-                group[1].append(leaf.index)
+    leaves = list(leaves)
+    holdings = [leaf.holding for leaf in leaves]
+    parts: dict[Holding, list[int]] = {holding: [] for holding in holdings}
+    if len(parts) == 1:  # as nearly always
+        parts[holdings[0]] = [leaf.index for leaf in leaves]
+    else:
+        for leaf, holding in zip(leaves, holdings, strict=True):
+            parts[holding].append(leaf.index)
     return [
         {"params": params, "backwards": list(holding.backwards), "held": holding.held}
-        for holding, params in found.values()
+        for holding, params in parts.items()
+        if holding.held
     ]
+
+
+def told(leaf: Tracked) -> dict[str, Any]:
+    """What is written of a leaf when it is found."""
+    return {
+        "i": leaf.index, "name": leaf.name, "shape": leaf.shape, "dtype": leaf.dtype,
+        "elements": leaf.elements, "parameter": leaf.is_parameter, "owners": leaf.owners,
+    }  # fmt: skip
+
+
+def counts(leaf: Tracked) -> list[Any]:
+    """What is written of it in the summary."""
+    alive = leaf.reference()
+    needs = None if alive is None else bool(alive.requires_grad)
+    held = leaf.holding
+    arrivals, most = leaf.counts()
+    return [
+        arrivals, leaf.zeroed, leaf.changes, most, needs, held.held, list(held.backwards),
+    ]  # fmt: skip
