@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, certain, common_loop, is_model_root
@@ -86,8 +85,6 @@ def _tail_leaks(facts: Facts, view: View) -> Iterator[Hit]:
         entries = {event.loops[-1].entry for event in window.fresh if event.loops}
         if len(entries) < 2 or len({event.node for event in window.fresh}) > 1:
             continue
-        if _planned(last.loops[-1].node):
-            continue
         yield hit(
             "GA302",
             window.step,
@@ -97,17 +94,6 @@ def _tail_leaks(facts: Facts, view: View) -> Iterator[Hit]:
             (last, "backward adds to what is left over"),
         )
         return
-
-
-def _planned(loop: ast.AST) -> bool:
-    """Whether a loop counts over settings alone: then they may well be a multiple of the window."""
-    called = loop.iter if isinstance(loop, (ast.For, ast.AsyncFor)) else None
-    if isinstance(called, ast.Call) and getattr(called.func, "id", "") == "enumerate":
-        called = called.args[0] if called.args else None
-    if not isinstance(called, ast.Call) or getattr(called.func, "id", "") != "range":
-        return False
-    parts = [node for bound in called.args for node in ast.walk(bound)]
-    return len(called.args) > 1 and not any(isinstance(node, ast.Call) for node in parts)
 
 
 def _tail_lost(facts: Facts, view: View) -> Iterator[Hit]:
