@@ -18,6 +18,8 @@ GradaccumError
 
 from __future__ import annotations
 
+import sys
+
 __all__ = [
     "BatchError",
     "GradaccumError",
@@ -34,6 +36,7 @@ __all__ = [
     "StateError",
     "UnequalError",
     "shown",
+    "users_level",
 ]
 
 
@@ -130,3 +133,11 @@ class OpenWindowWarning(UserWarning):
 
 class SplitWarning(UserWarning):
     """Something makes the update depend on how its batch is split, and nobody chose that."""
+
+
+def users_level() -> int:
+    """The `stacklevel` with which a warning raised by the caller names the user's own line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("gradaccum."):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -88,6 +88,7 @@ class Batches:
             draws: random numbers by sample, where dropout is not to depend on the split.
         """
         run = _Run(self, work, draws)
+        self.core.must_arrive = True  # a whole batch that moves nothing is no batch of this model
         try:
             update = run.all([piece for group in groups for piece in run.fitting(group)])
         except BaseException:
@@ -95,6 +96,7 @@ class Batches:
             run.restore_start()
             raise
         finally:
+            self.core.must_arrive = False
             run.close()
         meter = self.meter() if self.sizes.decided else None
         self.sizes.rest(None if meter is None else _room(meter))

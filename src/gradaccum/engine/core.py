@@ -68,6 +68,7 @@ class Core:
         self.normalisation = normalisation
         self.drops = settings.on_nonfinite == "drop"
         self._looks = settings.on_nonfinite in ("raise", "drop")
+        self.must_arrive = False
         self.updates = 0
         self.window: Window | None = None
         self.apart: dict[str, GradientSum] = {}
@@ -400,7 +401,7 @@ class Core:
 
     def _make_update(self, window: Window, factor: Count) -> Update:
         window.broken = True  # until the step is done, nothing but discard() would be right
-        if not self.gradients.arrived():
+        if self.must_arrive and not self.gradients.arrived():
             raise InputError(
                 "loss-without-graph",
                 "No gradient arrived at any parameter that the optimizer owns, so the update would "

@@ -22,7 +22,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils.hooks import RemovableHandle
 
-from gradaccum.errors import InputError, LoopError, SplitWarning
+from gradaccum.errors import InputError, LoopError, SplitWarning, users_level
 
 __all__ = ["BatchNormChoice", "Normalisation", "Pool"]
 
@@ -288,7 +288,7 @@ class Normalisation:
             'window, by the statistics of all of it; "frozen" normalises by the estimates, and is '
             'exact; "microbatch" is as now. More: docs/messages.md#split-batchnorm',
             SplitWarning,
-            stacklevel=4,
+            stacklevel=users_level(),
         )
 
 

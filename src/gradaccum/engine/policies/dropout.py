@@ -22,7 +22,7 @@ from gradaccum.engine.policies.counter import Layout, keep, key_of, normal, unif
 from gradaccum.engine.policies.keyed import Keyed
 from gradaccum.engine.policies.sites import Names, Site
 from gradaccum.engine.state import load_random, save_random
-from gradaccum.errors import InputError, LoopError, SplitWarning
+from gradaccum.errors import InputError, LoopError, SplitWarning, users_level
 
 __all__ = ["Draws", "PerSample", "is_compiled", "read_dropout", "undisturbed"]
 
@@ -187,7 +187,7 @@ class Draws:
             'update still depends on how the batch is split in spite of dropout="per-sample". '
             "More: docs/messages.md#split-dropout",
             SplitWarning,
-            stacklevel=5,
+            stacklevel=users_level(),
         )
 
     # --- the source that `Keyed` asks ---
