@@ -99,7 +99,7 @@ class Core:
         window = self.window
         if window is None or window.broken:
             window = self.sound_window()
-        if not self._looks:
+        if not self._looks:  # the short way
             return self._add(window, parts, last, padding, retain_graph, None)
         bad = self._judge(loss_flag(parts), lambda: self._bad_loss(parts))
         self._add(window, parts, False, padding, retain_graph, partial(self._look, parts, bad))
@@ -155,7 +155,8 @@ class Core:
             self._undo(window, new)
             raise
         window.add(parts, padding)
-        self.normalisation.keep()
+        if self.normalisation.choice is not None:
+            self.normalisation.keep()
         window.broken = False
         return None
 

@@ -224,7 +224,8 @@ class Loop:
                 self.current = micro
                 if self.core.drops:
                     self._before = self._snapshots.take()
-                self.core.normalisation.start(window.microbatches)
+                if not self.core.normalisation.idle:
+                    self.core.normalisation.start(window.microbatches)
                 yield micro
                 if micro._state == "open" or self.current is not micro:
                     self._refuse_left(micro)

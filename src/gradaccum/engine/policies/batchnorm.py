@@ -98,6 +98,11 @@ class Normalisation:
         self._warned = not any(isinstance(module, _BatchNorm) for module in model.modules())
         self._refuse()
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do or say as a micro-batch starts."""
+        return self._warned and self.choice is None
+
     def start(self, microbatches: int) -> None:
         """A micro-batch's forward is about to run, after `microbatches` others of its window."""
         if self.choice is None:
