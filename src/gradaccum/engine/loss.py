@@ -17,7 +17,6 @@ __all__ = [
     "Loss",
     "Number",
     "Part",
-    "is_finite",
     "is_one",
     "is_zero",
     "read_count",
@@ -214,11 +213,6 @@ def _bad_count(got: str, where: str) -> InputError:
         expected="a finite number >= 0, or a tensor of shape () without gradient",
         do="(labels != -100).sum() for tokens, len(x) for samples",
     )
-
-
-def is_finite(loss: Tensor) -> bool:
-    """Whether a loss is neither NaN nor infinite; waits for the device."""
-    return bool(torch.isfinite(loss.detach()))
 
 
 def is_one(count: Count) -> bool:
