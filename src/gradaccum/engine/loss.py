@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
 
 from gradaccum.errors import InputError, shown
