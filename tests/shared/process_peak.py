@@ -67,4 +67,5 @@ def main():
     sys.stdout.write(json.dumps(found))
 
 
-main()
+if __name__ == "__main__":
+    main()
