@@ -164,7 +164,7 @@ def test_only_narrower_parameters_are_widened(accumulate: Any) -> None:
     loop = open_window(acc, model, batches(4))
     assert [grad.dtype for grad in acc.state_dict()["gradients"]] == [torch.float32] * 4
     assert all(p.grad is None for p in model.parameters())
-    kept = acc._core.gradients._wide.sums
+    kept = acc._core.gradients._outside.sums
     assert [isinstance(total, Tensor) for total in kept] == [
         accumulate != "compensated",
         accumulate != "compensated",

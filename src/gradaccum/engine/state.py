@@ -36,7 +36,8 @@ def save(core: Core, stage: str) -> dict[str, Any]:
         "window": None if window is None else window.as_dict(),
         "gradients": _copy(core.gradients.held()) if window and window.microbatches else None,
         "apart": {
-            name: _copy(grads) for name, grads in (core.apart | core.gradients.held_apart()).items()
+            name: _copy(grads)
+            for name, grads in (core.terms.apart | core.gradients.held_apart()).items()
         },
         "batchnorm": core.normalisation.as_dict(),
         "scaler": None if scaler is None else scaler.state_dict(),
@@ -58,7 +59,7 @@ def load(core: Core, state: dict[str, Any]) -> None:
         core.window = Window.from_dict(state["window"])
         if state["gradients"] is not None:
             apart = {n: _move(core, grads) for n, grads in state["apart"].items()}
-            core.apart = core.gradients.adopt(_move(core, state["gradients"]), apart)
+            core.terms.apart = core.gradients.adopt(_move(core, state["gradients"]), apart)
             core.scaling.mark()
         core.normalisation.load(state.get("batchnorm", {}))  # states before 0.2 have none
     load_random(state["random"])

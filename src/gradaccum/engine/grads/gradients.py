@@ -1,51 +1,39 @@
-"""The only file that touches `.grad`.
+"""A window's gradients: where they stand, and who else has touched them.
 
-A window's gradients stand in the parameters' `.grad`, where autograd adds to them without a copy
-and where users expect to see them. They are taken out only where two sums must not mix (several
-loss terms with unknown denominators, and another loss's gradients, `on_stale="zero"`), and where
-the sums are wider than the parameters (`accumulate_dtype`): then only a micro-batch's own gradients
-land in `.grad`, and are committed to the sums of `wide.py` once all of them are there.
+They stand in the parameters' `.grad`, where autograd adds to them without a copy and where users
+expect to see them. They are taken out only where two sums must not mix (several loss terms with
+unknown denominators, and another loss's gradients, `on_stale="zero"`), and where the sums are wider
+than the parameters (`accumulate_dtype`): those are in `outside.py`.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle, repeat
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gradaccum.engine.finite import all_finite
+from gradaccum.engine.grads import slots
+from gradaccum.engine.grads.merge import Merge, Share
+from gradaccum.engine.grads.outside import Outside
+from gradaccum.engine.grads.slots import GradientSum, grad_of
 from gradaccum.engine.guard import Guard
-from gradaccum.engine.lists import (
-    clip_norm_,
-    plain_sums,
-    scale_,
-    scaled_add,
-    values_of,
-    versions,
-)
+from gradaccum.engine.lists import clip_norm_, scale_, values_of, versions
 from gradaccum.engine.loss import Count
 from gradaccum.engine.precision import StandIn
 from gradaccum.engine.touched import name_of, nonfinite_error, stale_error, touched_error
-from gradaccum.engine.wide import Sums, Wide, Width, narrowed, plain
+from gradaccum.engine.wide import Width
 from gradaccum.engine.window import Term
 
-__all__ = ["GradientSum", "Gradients", "Share", "apart", "fill"]
+__all__ = ["Gradients"]
 
-GradientSum: TypeAlias = list[Tensor | None]
-"""One gradient for each parameter, in the optimizers' order; `None` where none arrived."""
-
-_grad = operator.attrgetter("grad")
 _version = operator.attrgetter("_version")
-
-Share: TypeAlias = tuple[GradientSum, Count]
-"""Gradients and the factor they enter the update with."""
 
 
 class Gradients:
@@ -77,14 +65,10 @@ class Gradients:
         self._parameters: list[nn.Parameter] = []
         self._guard = Guard(model, optimizers, self._name)
         self._width = width
-        self._wide: Wide | None = None
-        self._terms: dict[str, Sums] = {}
-        self._landed: dict[str, GradientSum] = {}
-        self._standing = False
+        self._outside: Outside | None = None
         self._held: GradientSum = []
         self._marks: list[int] = []
-        self._waiting: dict[int, list[tuple[Tensor | None, Count]]] = {}
-        self._hooks: list[RemovableHandle] = []
+        self._merge = Merge()
         self._absent = -1
 
     @property
@@ -122,7 +106,7 @@ class Gradients:
         if self._apart:
             self.set(self._held)
             return
-        grads = list(map(_grad, self._parameters))
+        grads = list(map(grad_of, self._parameters))
         if not all(map(operator.is_, grads, self._held)) or self._mark(grads) != self._marks:
             self._refuse_touched(grads)
 
@@ -132,14 +116,14 @@ class Gradients:
         Args:
             terms: their seeds entered the backward, and are kept for the next one.
         """
-        if self._wide is not None:
-            self.commit([term.seed for term in terms])
+        if self._outside is not None:
+            self._outside.commit([term.seed for term in terms])
             return
         for parameter in self._appending:
             grad = parameter.grad
             if grad is not None and grad.is_sparse and grad._nnz() > 2 * grad.shape[0]:
                 parameter.grad = grad.coalesce()
-        held = list(map(_grad, self._parameters))
+        held = list(map(grad_of, self._parameters))
         if self._absent == 0 and not self._apart:  # the short way: nothing can be new
             self._held, self._marks = held, list(map(_version, held))
             return
@@ -147,7 +131,7 @@ class Gradients:
         if absent != self._absent:  # only a gradient that is new may share its memory
             self._absent = absent
             self.separate([term.seed for term in terms])
-            held = list(map(_grad, self._parameters))
+            held = list(map(grad_of, self._parameters))
         self._held, self._marks = held, self._mark(held)
         if self._apart:
             self._clear()
@@ -161,19 +145,17 @@ class Gradients:
         Args:
             first: whether the window had no micro-batch before.
         """
-        if self._wide is not None:  # no sum has been touched, unless it came while they were
-            self._landed = {}
-            self._clear()
-            return not self._wide.changing
+        if self._outside is not None:  # no sum has been touched, unless it came while they were
+            return self._outside.undo()
         if first:
-            self._waiting = {}
+            self._merge.forget()
             self._clear()
             self._guard.close()
             return True
-        if len(self._waiting) == len(self._parameters):  # the last factor has touched none
-            self._waiting = {}
+        if self._merge.waiting == len(self._parameters):  # the last factor has touched none
+            self._merge.forget()
             self.set(self._held)
-        grads = list(map(_grad, self._parameters))
+        grads = list(map(grad_of, self._parameters))
         same = all(map(operator.is_, grads, self._held)) and self._mark(grads) == self._marks
         if same and self._apart:
             self._clear()
@@ -190,85 +172,39 @@ class Gradients:
             widen: let wide sums stand also where every parameter had one gradient at most.
         """
         self._guard.close()
-        if self._wide is not None:
-            self.commit()
-            self._standing = self._wide.stand(widen=widen)
-            if self._standing:
+        if self._outside is not None:
+            self._outside.commit()
+            if self._outside.stand(widen=widen):
                 return
-            self.set([None if total is None else plain(total) for total in self._wide.sums])
-            self._wide.sums = []
         if self._absent:
-            self.separate()
+            slots.separate(self._parameters)
 
     def settle(self) -> None:
         """Where wide sums stand, put them into `.grad`, each rounded once; one at a time."""
-        if not self._standing:
-            return
-        assert self._wide is not None
-        sums, self._standing = self._wide.sums, False
-        for i, parameter in enumerate(self._parameters):
-            total, sums[i] = sums[i], None
-            if total is not None:
-                parameter.grad = narrowed(plain(total), parameter.dtype)
+        if self._outside is not None and self._outside.standing:
+            self._outside.settle()
 
     @property
     def lands(self) -> bool:
         """Whether a micro-batch's gradients land apart from the sums, so that it can be undone."""
-        return self._wide is not None
+        return self._outside is not None
 
     def land(self, name: str) -> None:
         """Set aside what has landed, to be committed to the sums of a term of its own."""
-        self._landed[name] = self.take()
-
-    def commit(self, seeds: Iterable[Tensor | None] = ()) -> None:
-        """Add the micro-batch that has landed to the sums.
-
-        An error, such as a want of memory, comes before any sum has changed: it can be undone.
-
-        Args:
-            seeds: they entered the backward, and are kept for the next one.
-        """
-        wide = self._wide
-        assert wide is not None
-        arrived = list(map(_grad, self._parameters))
-        new = (a is not None and b is None for a, b in zip(arrived, wide.sums, strict=True))
-        if any(new):  # only a gradient that is kept as it is may share its memory
-            self.separate(seeds)
-            arrived = list(map(_grad, self._parameters))
-        for name in self._landed.keys() - self._terms.keys():
-            self._terms[name] = [None] * len(arrived)
-        others = [(self._terms[name], grads) for name, grads in self._landed.items()]
-        wide.add([(wide.sums, arrived), *others])
-        self._landed = {}
-        self._clear()
+        assert self._outside is not None
+        self._outside.land(name)
 
     def separate(self, seeds: Iterable[Tensor | None] = ()) -> None:
-        """Give every gradient memory of its own.
-
-        Parameters that meet through views get one gradient tensor between them (pytorch#34082),
-        and one that is a view away from the loss gets the seed itself: what is added to, or scaled
-        in, one would be in the other too.
-        """
-        seen = {seed.untyped_storage().data_ptr() for seed in seeds if seed is not None}
-        for parameter in self._parameters:
-            grad = parameter.grad
-            if grad is None or grad.layout is not torch.strided:
-                continue
-            memory = grad.untyped_storage().data_ptr()
-            if memory in seen:
-                parameter.grad = grad.clone()
-            seen.add(memory)
+        """Give every gradient memory of its own, also beside the seeds of their backward."""
+        slots.separate(self._parameters, seeds)
 
     def take(self) -> GradientSum:
         """Move all gradients out of the parameters."""
-        taken = list(map(_grad, self._parameters))
-        self._clear()
-        return taken
+        return slots.take(self._parameters)
 
     def set(self, grads: GradientSum) -> None:
         """Move gradients into the parameters."""
-        for parameter, grad in zip(self._parameters, grads, strict=True):
-            parameter.grad = grad
+        slots.put(self._parameters, grads)
 
     def adopt(self, grads: GradientSum, apart: dict[str, GradientSum]) -> dict[str, GradientSum]:
         """Take gradients from elsewhere as those of the window's micro-batches so far.
@@ -283,9 +219,8 @@ class Gradients:
         self._parameters = self.parameters
         self._guard.open(self._parameters)
         self._open_sums()
-        if self._wide is not None:
-            self._wide.sums = self._wide.adopt(grads)
-            self._terms = {name: self._wide.adopt(sums) for name, sums in apart.items()}
+        if self._outside is not None:
+            self._outside.adopt(grads, apart)
             return {}
         self.set(grads)
         self.seal()
@@ -293,45 +228,23 @@ class Gradients:
 
     def held(self) -> GradientSum:
         """The window's gradients between micro-batches, wherever they are kept."""
-        return list(self._held) if self._wide is None else plain_sums(self._wide.sums)
+        return list(self._held) if self._outside is None else self._outside.plain()
 
     def held_apart(self) -> dict[str, GradientSum]:
         """The gradients of further terms, as far as they are kept here."""
-        return {name: plain_sums(sums) for name, sums in self._terms.items()}
+        return {} if self._outside is None else self._outside.terms()
 
     def zero(self) -> None:
         """Drop the gradients: every `.grad` of an owned parameter becomes `None`."""
         self._guard.close()
-        self._waiting = {}
-        self._remove_hooks()
+        self._merge.stop()
         self._clear()
         self._held = []
-        self._wide, self._terms, self._landed, self._standing = None, {}, {}, False
+        self._outside = None
 
-    @contextmanager
-    def merging(self, shares: list[Share]) -> Generator[None]:
-        """Within it, a gradient that arrives is added to `Σ factor · gradient` of `shares`.
-
-        The sum is scaled in the same pass that adds the new gradient, which autograd would make
-        anyhow, parameter by parameter: the factor costs no pass and no memory.
-        """
-        # Kept where `zero` finds it: an interrupt may come between any two lines, and a hook that
-        # is left behind must find nothing to add.
-        self._waiting = {
-            id(parameter): [(grads[i], factor) for grads, factor in shares]
-            for i, parameter in enumerate(self._parameters)
-        }
-        self._clear()
-        try:
-            for parameter in self._parameters:
-                if parameter.requires_grad:
-                    hook = parameter.register_post_accumulate_grad_hook(self._merge)
-                    self._hooks.append(hook)
-            yield
-        finally:
-            self._remove_hooks()
-        for parameter in self._parameters:
-            self._merge(parameter)
+    def merging(self, shares: list[Share]) -> AbstractContextManager[None]:
+        """Within it, a gradient that arrives is added to `Σ factor · gradient` of `shares`."""
+        return self._merge.into(self._parameters, shares)
 
     @contextmanager
     def combining(self, factors: dict[str, Count]) -> Generator[None]:
@@ -340,17 +253,13 @@ class Gradients:
         Args:
             factors: of each term; the first one's sums are the window's own.
         """
-        assert self._wide is not None
+        assert self._outside is not None
         yield
-        first, *others = factors
-        shares = [(self._wide.sums, factors[first])]
-        shares += [(self._terms[name], factors[name]) for name in others if name in self._terms]
-        self._wide.combine(shares)
-        self._terms = {}
+        self._outside.combine(factors)
 
     def stand_in(self, optimizer: Optimizer) -> StandIn | None:
         """What a scaler may take for an optimizer while wide sums stand outside of `.grad`."""
-        if not self._standing:
+        if self._outside is None or not self._outside.standing:
             return None
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
         pairs = zip(self._parameters, self._current(), strict=True)
@@ -358,7 +267,7 @@ class Gradients:
 
     def rounded(self, optimizer: Optimizer) -> list[Tensor]:
         """An optimizer's gradients in `.grad` that were rounded from wide sums."""
-        if self._wide is None or self._width is None:
+        if self._outside is None or self._width is None:
             return []
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if self._width.of(p)]
         return [values_of(grad) for grad in grads if grad is not None]
@@ -391,12 +300,12 @@ class Gradients:
 
     def all_finite(self) -> bool | Tensor:
         """Whether the update's gradients are; a tensor that nobody waits for on a device."""
-        return all_finite(map(_grad, self._parameters))
+        return all_finite(map(grad_of, self._parameters))
 
     def landed(self) -> GradientSum:
         """What the micro-batch at hand has brought, where it lands apart."""
-        more = (grad for grads in self._landed.values() for grad in grads)
-        return [*map(_grad, self._parameters), *more]
+        assert self._outside is not None
+        return self._outside.landed()
 
     def void(self, bad: Tensor) -> None:
         """Make nothing of what has landed where `bad` says so, without waiting for the device."""
@@ -413,49 +322,36 @@ class Gradients:
 
     def arrived(self) -> bool:
         """Whether the window has brought any parameter a gradient."""
-        sums = self._held if self._wide is None else self._wide.sums
-        return any(map(operator.is_not, (*sums, *map(_grad, self._parameters)), repeat(None)))
+        sums = self._held if self._outside is None else self._outside.sums
+        grads = map(grad_of, self._parameters)
+        return any(map(operator.is_not, (*sums, *grads), repeat(None)))
 
     def names(self) -> list[str]:
         """A name for each parameter, in the optimizers' order."""
         return [self._name(parameter) for parameter in self.parameters]
 
-    def _merge(self, parameter: Tensor) -> None:
-        # A re-entrant checkpoint may bring a parameter's gradient in several pieces.
-        for grad, factor in self._waiting.pop(id(parameter), ()):
-            if grad is not None:
-                parameter.grad = scaled_add(parameter.grad, grad, factor)
-
-    def _remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-
     def _open_sums(self) -> None:
-        self._terms, self._landed, self._standing = {}, {}, False
-        self._wide = self._width.over(self._parameters) if self._width is not None else None
-        if self._wide is not None:  # what stands in `.grad` between micro-batches
+        wide = self._width.over(self._parameters) if self._width is not None else None
+        self._outside = None if wide is None else Outside(self._parameters, wide)
+        if self._outside is not None:  # what stands in `.grad` between micro-batches
             self._held = [None] * len(self._parameters)
             self._marks = versions(self._held)
 
     def _current(self) -> GradientSum:
         """What the update is made of: the wide sums until they are settled, then `.grad`."""
-        if self._standing and self._wide is not None:
-            return plain_sums(self._wide.sums)
-        return list(map(_grad, self._parameters))
+        if self._outside is not None and self._outside.standing:
+            return self._outside.plain()
+        return list(map(grad_of, self._parameters))
 
     def _coalesce(self) -> None:
         # A sparse gradient lists a row once for each use; its size is that of their sum.
-        if self._standing and self._wide is not None:
-            self._wide.coalesce()
-            return
-        for parameter in self._parameters:
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.coalesce()
+        if self._outside is not None and self._outside.standing:
+            self._outside.coalesce()
+        else:
+            slots.coalesce(self._parameters)
 
     def _clear(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        slots.clear(self._parameters)
 
     def _refuse_stale(self, updates: int) -> None:
         stale = [p for p in self._parameters if p.grad is not None]
@@ -482,35 +378,3 @@ class Gradients:
 
     def _name(self, parameter: nn.Parameter) -> str:
         return name_of(parameter, self._model, self._optimizers)
-
-
-@contextmanager
-def apart(parameters: Sequence[nn.Parameter]) -> Generator[None]:
-    """Within it, no parameter has a gradient at first; afterwards each has its own again."""
-    grads = list(map(_grad, parameters))
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
-
-
-def fill(parameters: Iterable[nn.Parameter]) -> int:
-    """Zeros in the gradients that are there, as in mid-window; returns what a window keeps of them.
-
-    A sparse gradient is taken away, since the next would be appended to it; over a window it may
-    grow to all rows of its parameter.
-    """
-    size = 0
-    for parameter in parameters:
-        grad = parameter.grad
-        if grad is None:
-            continue
-        if grad.is_sparse:
-            parameter.grad = None
-        else:
-            grad.zero_()
-        size += grad.numel() * grad.element_size()
-    return size
