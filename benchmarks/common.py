@@ -24,12 +24,23 @@ def arguments(description: str | None) -> argparse.Namespace:
 
 
 def interleaved(
-    loops: dict[str, Callable[[], object]], *, rounds: int, clock: Callable[[], float]
+    loops: dict[str, Callable[[], object]],
+    *,
+    rounds: int,
+    clock: Callable[[], float],
+    warm: bool = True,
 ) -> dict[str, list[float]]:
-    """Seconds of each call, the loops taking turns; the order turns too, after a warm-up round."""
+    """Seconds of each call, the loops taking turns; the order turns too, after a warm-up round.
+
+    Args:
+        loops: what is called, by name.
+        rounds: how often each is timed.
+        clock: gives seconds.
+        warm: whether a round goes before that is not timed.
+    """
     names = list(loops)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-1, rounds):
+    for turn in range(-int(warm), rounds):
         for i in range(len(names)):
             name = names[(i + turn) % len(names)]
             start = clock()

@@ -2,10 +2,13 @@
 
 The demo's decoder in bfloat16 on the functions of Python's standard library.
 
-1. Distance: one function to a micro-batch, 2,048 of them. Every loop runs on a model of its own
-   with the same weights, so all add up the same micro-gradients; float64 knows their sum.
-2. Time: batches of 64 functions in 8 micro-batches, the loops taking turns update by update.
+1. Distance: one function to a micro-batch, 2,048 of them. Its gradients are computed once, and
+   every loop is given the same ones, through a loss of which they are the gradients to the bit.
+   float64 knows their sum.
+2. Optimizers: what SGD and AdamW are handed, for-loop, foreach and fused.
 3. Bytes for each parameter, on a model whose activations are next to nothing.
+4. Time: batches of 64 functions in 8 micro-batches, the loops taking turns update by update, for
+   two minutes or three rounds, whichever is longer. `--rounds 0` leaves it out.
 
     python benchmarks/precision.py [--out DIR] [--rounds N]
 """
@@ -16,10 +19,11 @@ import copy
 import gc
 import importlib.util
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, cycle, product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,9 @@ from gradaccum.demo.model import Decoder, DecoderConfig, loss_fn
 NUMBERS = (8, 64, 512, 2048)
 SHORT, LONG, BATCH, EVERY, ROUNDS = 48, 512, 64, 8, 9
 STEPS = 1 << 12
+SECONDS = 120.0
+BAR = 1e-6
+"""The farthest that float32's sums may be from float64's."""
 
 Grads = list[Tensor]
 HAS_GRAD_DTYPE = hasattr(Tensor, "grad_dtype")  # torch 2.13 has it, 2.6 not
@@ -51,14 +58,20 @@ def decoder(corpus: Corpus, longest: int) -> nn.Module:
 # --- 1. distance ----------------------------------------------------------------------------------
 
 
+def with_gradient(model: nn.Module, grads: Grads) -> Tensor:
+    """A loss whose gradients these are: every product with 1, or a power of two, is exact."""
+    pairs = zip(model.parameters(), grads, strict=True)
+    return torch.stack([(p * grad).sum() for p, grad in pairs]).sum()
+
+
 class InGrad:
     """`loss.backward()` again and again: what torch, Accelerate and Fabric do."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = copy.deepcopy(model)
 
-    def add(self, tokens: Tensor, _: Grads) -> None:
-        loss_fn(self.model, tokens)[0].backward()
+    def add(self, micro_gradient: Grads) -> None:
+        with_gradient(self.model, micro_gradient).backward()
 
     def sums(self) -> Grads:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -73,9 +86,9 @@ class ThroughAccelerate(InGrad):
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
         self.model, self.optimizer = self.accelerator.prepare(self.model, optimizer)
 
-    def add(self, tokens: Tensor, _: Grads) -> None:
+    def add(self, micro_gradient: Grads) -> None:
         with self.accelerator.accumulate(self.model):
-            self.accelerator.backward(loss_fn(self.model, tokens)[0])
+            self.accelerator.backward(with_gradient(self.model, micro_gradient))
 
     def sums(self) -> Grads:
         # It has divided by the steps, a power of two, which rounds nothing.
@@ -98,7 +111,7 @@ class RunningMean:
         self.means = [torch.zeros_like(p) for p in model.parameters()]
         self.number = 0
 
-    def add(self, _: Tensor, micro_gradient: Grads) -> None:
+    def add(self, micro_gradient: Grads) -> None:
         self.number += 1
         for mean, grad in zip(self.means, micro_gradient, strict=True):
             mean += (grad - mean) / self.number
@@ -122,7 +135,7 @@ class Optax:
     def array(self, tensor: Tensor) -> Any:
         return self.jnp.asarray(tensor.float().numpy(), dtype=self.jnp.bfloat16)
 
-    def add(self, _: Tensor, micro_gradient: Grads) -> None:
+    def add(self, micro_gradient: Grads) -> None:
         self.number += 1
         grads = [self.array(grad) for grad in micro_gradient]
         self.state = self.steps.update(grads, self.state, self.parameters)[1]
@@ -139,7 +152,7 @@ class Kahan:
         self.totals = [torch.zeros_like(p) for p in model.parameters()]
         self.rests = [torch.zeros_like(p) for p in model.parameters()]
 
-    def add(self, _: Tensor, micro_gradient: Grads) -> None:
+    def add(self, micro_gradient: Grads) -> None:
         for i, grad in enumerate(micro_gradient):
             more = grad - self.rests[i]
             total = self.totals[i] + more
@@ -158,16 +171,10 @@ class Ours:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
         every = max(NUMBERS) + 1
         self.acc = ga.Accumulator(self.model, optimizer, every=every, accumulate_dtype=accumulate)
-        self.tokens: list[Tensor] = []
-        self.loop = self.acc.microbatches(self._coming())
+        self.loop = self.acc.microbatches(repeat(None))
 
-    def _coming(self) -> Iterator[Tensor]:
-        while True:
-            yield self.tokens.pop() if self.tokens else torch.empty(0)  # one is fetched ahead
-
-    def add(self, tokens: Tensor, _: Grads) -> None:
-        micro = next(self.loop)
-        micro.backward(*loss_fn(self.model, tokens))
+    def add(self, micro_gradient: Grads) -> None:
+        next(self.loop).backward(with_gradient(self.model, micro_gradient), 1)
 
     def sums(self) -> Grads:
         state = self.acc.state_dict()
@@ -200,7 +207,7 @@ def distances(corpus: Corpus) -> tuple[Table, dict[str, list[float]]]:
         for total, grad in zip(exact, micro_gradient, strict=True):
             total += grad
         for loop in loops.values():
-            loop.add(tokens, micro_gradient)
+            loop.add(micro_gradient)
         if i + 1 in NUMBERS:
             for name, loop in loops.items():
                 found[name].append(distance(loop.sums(), exact))
@@ -224,7 +231,67 @@ def distance(sums: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     return math.sqrt(far / sum(float(e.square().sum()) for e in exact))
 
 
-# --- 2. time --------------------------------------------------------------------------------------
+# --- 2. optimizers -------------------------------------------------------------------------------
+
+WAYS = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def handed() -> tuple[Table, bool]:
+    """What optimizers are handed of a small net's micro-gradients, and the sum that it is of."""
+    table = Table(
+        "Farthest of 8, 64, 512 and 2,048 micro-batches, by optimizer: the sum's distance from "
+        "float64's, and elements of the gradient that are not float64's sum rounded once"
+    )
+    good = True
+    torch.manual_seed(0)
+    start = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)).bfloat16()
+    inputs = torch.randn(max(NUMBERS), 2, 32).bfloat16()
+    losses = ((start(x).float() - 1).square().sum() for x in inputs)
+    micros = [list(torch.autograd.grad(loss, list(start.parameters()))) for loss in losses]
+    for kind, (way, options) in product((torch.optim.SGD, torch.optim.AdamW), WAYS.items()):
+        for accumulate in (torch.float32, "compensated"):
+            rows = [_handed(start, micros[:n], kind, options, accumulate) for n in NUMBERS]
+            farthest, unlike = max(row[0] for row in rows), max(row[1] for row in rows)
+            good &= accumulate != torch.float32 or farthest <= BAR
+            table.add(
+                optimizer=f"{kind.__name__}, {way}",
+                accumulate_dtype=str(accumulate),
+                sum=f"{farthest:.1e}",
+                gradient_unlike=f"{unlike:.2%}",
+            )
+    return table, good
+
+
+def _handed(
+    start: nn.Module, micros: list[Grads], kind: Any, options: dict[str, Any], accumulate: Any
+) -> tuple[float, float]:
+    model, number = copy.deepcopy(start), len(micros)
+    optimizer = kind(model.parameters(), lr=2**-8, **options)
+    got: list[Tensor] = []
+
+    def note(*_: Any) -> None:
+        # a fused optimizer divides while it steps: by a power of two here, which rounds nothing
+        scale = getattr(optimizer, "grad_scale", None)
+        got.extend(
+            (p.grad / (1 if scale is None else scale)).bfloat16() for p in model.parameters()
+        )
+
+    optimizer.register_step_pre_hook(note)
+    acc = ga.Accumulator(model, optimizer, every=number + 1, accumulate_dtype=accumulate)
+    loop = acc.microbatches(repeat(None))
+    for grads in micros:
+        next(loop).backward(with_gradient(model, grads), 1)
+    exact = [torch.stack(g).double().sum(0) for g in zip(*micros, strict=True)]
+    state = acc.state_dict()
+    over = float(state["window"]["terms"][""]["provisional"])
+    far = distance([grad.double() * over for grad in state["gradients"]], exact)
+    acc.flush()
+    means = [(total / number).bfloat16() for total in exact]
+    unlike = sum(int((g != m).sum()) for g, m in zip(got, means, strict=True))
+    return far, unlike / sum(m.numel() for m in means)
+
+
+# --- 4. time --------------------------------------------------------------------------------------
 
 Loss = Callable[[nn.Module, Tensor], tuple[Tensor, Any]]
 Steps = Iterator[None]
@@ -292,11 +359,13 @@ def with_grad_dtype(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Lo
     return update
 
 
-def ours(accumulate: Any) -> Callable[[nn.Module, torch.optim.Optimizer, Loss], Update]:
+def ours(
+    accumulate: Any, **options: Any
+) -> Callable[[nn.Module, torch.optim.Optimizer, Loss], Update]:
     """`accumulate_dtype`."""
 
     def build(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> Update:
-        acc = ga.Accumulator(model, optimizer, every=EVERY, accumulate_dtype=accumulate)
+        acc = ga.Accumulator(model, optimizer, every=EVERY, accumulate_dtype=accumulate, **options)
 
         def update(micros: Sequence[Tensor]) -> Steps:
             for micro in acc.microbatches(micros):
@@ -312,7 +381,9 @@ PLAIN = "gradaccum, sums in `.grad`"
 LOOPS: dict[str, Callable[[nn.Module, torch.optim.Optimizer, Loss], Update]] = {
     PLAIN: ours(None),
     "gradaccum torch.float32": ours(torch.float32),
+    "gradaccum torch.float32, restore": ours(torch.float32, restore=True),
     'gradaccum "compensated"': ours("compensated"),
+    'gradaccum "compensated", restore': ours("compensated", restore=True),
     "by hand, sums in `.grad`": usual,
     "by hand, float32 in a hook": hooked,
 }
@@ -326,11 +397,11 @@ def timed(corpus: Corpus, rounds: int) -> Table:
     size = BATCH // EVERY
     batches = [
         [collate(batch[k : k + size]) for k in range(0, BATCH, size)]
-        for batch in corpus.batches(BATCH, rounds, seed=0)
+        for batch in corpus.batches(BATCH, 3, seed=0)
     ]
 
     def fed(update: Update) -> Callable[[], None]:
-        coming = chain(batches[:1], batches)  # the first one also warms up
+        coming = chain(batches[:1], cycle(batches))  # the first one also warms up
         return lambda: deque(update(next(coming)), maxlen=0)
 
     calls: dict[str, Callable[[], object]] = {}
@@ -338,7 +409,10 @@ def timed(corpus: Corpus, rounds: int) -> Table:
         model = copy.deepcopy(start)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         calls[name] = fed(make(model, optimizer, loss_fn))
-    seconds = interleaved(calls, rounds=rounds, clock=time.process_time)
+    began, seconds = time.monotonic(), interleaved(calls, rounds=3, clock=time.process_time)
+    while time.monotonic() - began < SECONDS and len(seconds[PLAIN]) < rounds:
+        more = interleaved(calls, rounds=1, clock=time.process_time, warm=False)
+        seconds = {name: [*values, *more[name]] for name, values in seconds.items()}
     table = Table(
         f"Processor seconds per update of {BATCH} functions cut at {LONG} tokens, bfloat16, AdamW"
     )
@@ -412,7 +486,7 @@ def draw(found: dict[str, list[float]], folder: Path) -> Path:
 
 
 def main() -> None:
-    """Measure, print and draw."""
+    """Measure, print and draw; exit with 1 if float32's sums are beyond the bar."""
     options = arguments(__doc__)
     # One thread, and the processor's time: whatever else the machine does is not measured.
     torch.set_num_threads(1)
@@ -420,8 +494,14 @@ def main() -> None:
     table.show(options.out, "precision")
     if options.out is not None:
         print(draw(found, options.out))
+    optimizers, good = handed()
+    optimizers.show(options.out, "precision-optimizers")
     bytes_held().show(options.out, "precision-bytes")
-    timed(load(LONG), options.rounds or ROUNDS).show(options.out, "precision-time")
+    if options.rounds != 0:
+        timed(load(LONG), options.rounds or ROUNDS).show(options.out, "precision-time")
+    good &= max(found["gradaccum torch.float32"]) <= BAR
+    print(f"float32's sums are {'within' if good else 'BEYOND'} {BAR} of float64's")
+    sys.exit(not good)
 
 
 if __name__ == "__main__":
