@@ -159,7 +159,7 @@ def test_a_backward_that_fails_half_way_can_be_taken_back_only_where_nothing_sto
             assert "The window is as it was before it" in str(raised.value)
             micro.skip()
             continue
-        assert "some of its gradients had arrived" in str(raised.value)
+        assert "some of its gradients had been added" in str(raised.value)
         for attempt in (micro.skip, acc.flush, acc.state_dict):
             with pytest.raises(ga.GradaccumError) as caught:
                 attempt()

@@ -14,6 +14,7 @@ import gradaccum as ga
 from counting import count
 from gradaccum.engine.packed import pack, unpack
 from gradaccum.errors import InputError, InterferenceError, StaleGradientError, StateError
+from gradaccum.planner.meter import meter_for
 from refusals import refused
 
 NUMBERS = [8, 64, 512, 2048]
@@ -149,6 +150,27 @@ def held_bytes(accumulate: Any) -> float:
 )
 def test_a_wide_sum_takes_the_place_of_the_gradient(accumulate: Any, expected: int) -> None:
     assert held_bytes(accumulate) == expected
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "restore", "most"),
+    [(torch.float32, None, 4), (torch.float32, True, 6), ("compensated", None, 4)],
+    ids=str,
+)
+def test_a_gradient_is_dropped_as_soon_as_it_is_in_its_sum(
+    accumulate: Any, restore: bool | None, most: float
+) -> None:
+    layers = 32
+    model = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(layers)]).bfloat16()
+    optimizer = sgd(model, foreach=False)
+    acc = ga.Accumulator(model, optimizer, every=3, accumulate_dtype=accumulate, restore=restore)
+    micros = [torch.ones(1, 256, dtype=torch.bfloat16)] * 3
+    with meter_for("cpu").peak(marks=False) as peak:
+        for micro in acc.microbatches(micros):
+            micro.backward(model(micro.batch).square().sum(), 1)
+    found = peak.bytes / sum(p.numel() for p in model.parameters())
+    # beside the sums one layer's own gradient, and room to work in: three of its size in float32
+    assert most <= found <= most + (2 + 3 * 4) / layers
 
 
 def test_a_compensated_sum_takes_three_bytes() -> None:

@@ -69,7 +69,7 @@ def train(
     """
     net, failed = Net(kind == "sparse"), 0
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    acc = ga.Accumulator(net, optimizer, every=MICROS, accumulate_dtype=accumulate)
+    acc = ga.Accumulator(net, optimizer, every=MICROS, accumulate_dtype=accumulate, restore=True)
     core = acc._core
     for micro in acc.microbatches(micro_batches()):
         before = acc.state_dict()

@@ -82,6 +82,11 @@ class Accumulator:
             bits (3 bytes for each parameter instead of 4); `None` sums in the parameters' own
             dtype. The optimizer gets the sum rounded once to the parameter's dtype, after clipping
             and unscaling, so any optimizer will do.
+        restore: whether a micro-batch whose backward fails leaves no trace in a loop of your own:
+            gradients, counts, and where it began with this on, buffers and random states.
+            `True`: always, for a copy of the gradients at the end of each backward, and its time
+            (`docs/memory.md` has figures). `None`: once memory has run out in a backward; of that
+            first one, what had arrived of its gradients breaks the window. `False`: never.
         batchnorm: what BatchNorm does in a window of several micro-batches: `"pooled"`,
             `"frozen"` or `"microbatch"`; see `docs/coupling.md`. `None` is `"microbatch"` with a
             `SplitWarning` that names the layers.
@@ -123,6 +128,7 @@ class Accumulator:
         on_nonfinite: Literal["raise", "drop", "skip"] | None = None,
         isolate: Literal["microbatch", "sample"] = "microbatch",
         accumulate_dtype: torch.dtype | Literal["compensated"] | None = None,
+        restore: bool | None = None,
         batchnorm: BatchNormChoice | None = None,
         dropout: Literal["per-sample"] | None = None,
     ) -> None:
@@ -141,6 +147,7 @@ class Accumulator:
                 expected='on_nonfinite="drop"',
                 do='Accumulator(..., on_nonfinite="drop", isolate="sample")',
             )
+        _refuse_choice("restore", restore, (True, False, None))
         _refuse_choice("batchnorm", batchnorm, ("pooled", "frozen", "microbatch", None))
         _refuse_choice("dropout", dropout, ("per-sample", None))
         if scaler is not None and not isinstance(scaler, GradScaler):
@@ -183,6 +190,7 @@ class Accumulator:
                 optimizers,
                 on_stale,
                 read_width(accumulate_dtype, model, apart=on_nonfinite in ("raise", "drop")),
+                restore,
             ),
             Scaling(scaler, optimizers),
             settings,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
 from torch.optim import Optimizer
 
 from gradaccum.engine.factors import last_factors, only
@@ -120,7 +119,7 @@ class Core:
         try:
             if factors is None and term.fits(part) and len(window.terms) == 1:
                 # the short way, which most micro-batches go
-                torch.autograd.backward(part.loss, term.seed, retain_graph=retain_graph)
+                self.gradients.backward(part.loss, term.seed, retain_graph=retain_graph)
                 merged = False
             else:
                 merged = self.terms.backward(
@@ -130,6 +129,10 @@ class Core:
                     retain_graph,
                     merges=not self._updater.takes_factor,
                 )
+            if factors is not None:
+                self.normalisation.keep()
+                self.gradients.join(self.terms.apart)
+                self.gradients.commit()
         except BaseException:
             self._undo(window, new)
             raise
@@ -137,18 +140,20 @@ class Core:
             self.gradients.refuse_stepped()
         if factors is not None:
             window.add(parts, padding)
-            self.normalisation.keep()
             return self._make_update(window, 1 if merged else only(factors))
         try:
             if look is not None:
                 parts = look()
+            if self.normalisation.choice is not None:
+                self.normalisation.keep()
+            if self.gradients.restores:
+                seeds = [term.seed for term in window.terms.values()]
+                self.gradients.join(self.terms.apart, seeds)
             self.gradients.seal(window.terms.values())
         except BaseException:
             self._undo(window, new)
             raise
         window.add(parts, padding)
-        if self.normalisation.choice is not None:
-            self.normalisation.keep()
         window.broken = False
         return None
 
@@ -165,6 +170,8 @@ class Core:
                 self.gradients.resume(last)
                 if self.scaling.scaler is not None:
                     self.scaling.refuse_rescaled()
+                if self.gradients.restores:
+                    self.gradients.make_room()
         except GradaccumError:
             for name in new:
                 del window.terms[name]

@@ -106,9 +106,12 @@ class Microbatch(Generic[T]):
             self.update = self._loop.core.drop(self.last)
         except Exception as error:
             self.failed = not isinstance(error, GradaccumError)
+            lost = self._loop.begin_again()
             if not is_shortage(error):
                 raise
-            raise self._shortage(error) from error
+            short = self._shortage(error, lost)
+            self._loop.core.gradients.ran_short()
+            raise short from error
         self._state = "spent"
         if self.update is not None:
             self._loop.core.announce(self.update)
@@ -119,6 +122,8 @@ class Microbatch(Generic[T]):
             return  # its window is gone, so it is left out already
         if self._state != "open" or self._loop.current is not self:
             raise self._refusal()
+        if self._loop.restores:
+            self._loop.take_back()
         self.update = self._loop.core.skip(self.last)
         self._state = "spent"
         self._loop.core.announce(self.update)
@@ -134,25 +139,33 @@ class Microbatch(Generic[T]):
     def _where(self) -> str:
         return f"micro-batch {self.index + 1} of {self.size}"
 
-    def _shortage(self, error: BaseException) -> ShortageError:
+    def _shortage(self, error: BaseException, lost: str | None) -> ShortageError:
         window = self._loop.core.window
-        whole = window is not None and not window.broken
+        if window is None or window.broken:
+            return kind_of(error)(
+                "memory-microbatch",
+                f"Memory ran out in the backward of {self._where()}, and some of its gradients "
+                "had been added already.",
+                got=f"{first_line(error)}; the window is broken",
+                expected="room for this micro-batch; a loop of your own decides its size",
+                do="acc.discard() drops the window; " + self._loop.prevention(),
+            )
+        kept = (
+            "buffers and random states are what they were before its forward"
+            if self._loop.restores and lost is None
+            else f"the large buffer `{lost}` is as its forward left it"
+            if lost is not None
+            else "what its forward changed, buffers and random states, is yours to put back"
+        )
         return kind_of(error)(
             "memory-microbatch",
-            f"Memory ran out in the backward of {self._where()}."
-            + (" The window is as it was before it." if whole else ""),
-            got=f"{first_line(error)}; "
-            + (
-                f"{window.microbatches} micro-batches are in the window, gradients and counts are "
-                "theirs"
-                if window is not None and whole
-                else "some of its gradients had arrived already, so the window is broken"
-            ),
+            f"Memory ran out in the backward of {self._where()}. The window is as it was before "
+            "it.",
+            got=f"{first_line(error)}; {window.microbatches} micro-batches are in the window, "
+            f"gradients and counts are theirs; {kept}",
             expected="room for this micro-batch; a loop of your own decides its size",
-            do="micro.skip() leaves it out; acc.step(batch, loss_fn) splits what does not fit"
-            if whole
-            else 'acc.discard() drops the window; with on_nonfinite="raise" each micro-batch is '
-            "kept apart until it is whole; acc.step(batch, loss_fn) splits what does not fit",
+            do="micro.skip() leaves it out, and micro.backward may be tried again with a new loss; "
+            "acc.step(batch, loss_fn) splits what does not fit",
         )
 
     def _refusal(self) -> LoopError:
@@ -193,10 +206,40 @@ class Loop:
         self._snapshots = snapshots
         self._before: Snapshot | None = None
 
-    def take_back(self) -> None:
-        """Random states and buffers as they were before the micro-batch in hand."""
-        if self._before is not None:
-            self._snapshots.restore(self._before)
+    def take_back(self) -> str | None:
+        """Random states and buffers as they were before the micro-batch in hand.
+
+        Returns:
+            The name of a large buffer that no micro-batch before had changed, so that there is no
+            copy to go back to; `None` if all are as they were.
+        """
+        return None if self._before is None else self._snapshots.restore(self._before)
+
+    def begin_again(self) -> str | None:
+        """After a backward that failed: another one, of a new loss, may be tried.
+
+        Returns:
+            As `take_back`.
+        """
+        lost = self.take_back() if self.restores else None
+        window = self.core.window
+        if window is not None and not window.broken and not self.core.normalisation.idle:
+            self.core.normalisation.start(window.microbatches)
+        return lost
+
+    @property
+    def restores(self) -> bool:
+        """Whether the micro-batch in hand leaves no trace if it fails or is skipped."""
+        return self._before is not None and self.core.gradients.restores
+
+    def prevention(self) -> str:
+        """What keeps a window whole when memory runs out again."""
+        if self.core.gradients.may_restore:
+            return (
+                "from now on each micro-batch's gradients are kept apart until all are there, and "
+                "the window stays whole (Accumulator(..., restore=True): from the start)"
+            )
+        return "without restore=False each micro-batch would be kept apart until it is whole"
 
     def over(
         self, loader: Iterable[T], gathering: Gathering | None
@@ -222,7 +265,7 @@ class Loop:
                 last = ends or index + 1 >= window.expected
                 micro = Microbatch(self, batch, index, window.expected, last, padding)
                 self.current = micro
-                if self.core.drops:
+                if self.core.drops or self.core.gradients.restores:
                     self._before = self._snapshots.take()
                 if not self.core.normalisation.idle:
                     self.core.normalisation.start(window.microbatches)

@@ -32,6 +32,10 @@ class Scaling:
         """The gradient that enters a loss, times the scale."""
         if self.scaler is None:
             return seed
+        if self.scaler._growth_tracker is None:
+            # It makes two tensors with its first loss, and takes the first for both: memory may
+            # have run out between them.
+            self.scaler._scale = None
         scaled = self.scaler.scale(seed)
         self.mark()
         return scaled.to(seed.dtype)

@@ -6,7 +6,8 @@ gradients are sums of their own, the first term's in place.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -60,24 +61,44 @@ class Terms:
             return False
         if factors is not None and self._must_merge(window, factors, merges):
             totals = window.totals(parts)
-            with self.merging(factors):
-                self._run(parts, [self._seed_over(p, totals[p.name]) for p in parts], retain_graph)
+            seeds = [self._seed_over(p, totals[p.name]) for p in parts]
+            with self.merging(factors):  # sums are scaled before anything is added to them
+                self._run(parts, seeds, retain_graph, lands=True)
             return True
         self._run(parts, [self._seed(p, window.terms[p.name]) for p in parts], retain_graph)
         return False
 
-    def merging(self, factors: dict[str, Count]) -> AbstractContextManager[None]:
+    @contextmanager
+    def merging(self, factors: dict[str, Count]) -> Generator[None]:
         """Within it, what arrives is added to `Σ factor · sum`."""
-        if self._gradients.lands:
-            return self._gradients.combining(factors)
-        return self._gradients.merging(self._take_sums(factors))
+        if self._gradients.outside:
+            with self._gradients.combining(factors):
+                yield
+            return
+        before = self.apart
+        try:
+            with self._gradients.merging(self._take_sums(factors)):
+                yield
+        except BaseException:
+            self.apart = before
+            raise
 
-    def _run(self, parts: list[Part], seeds: list[Tensor], retain_graph: bool) -> None:
+    def _run(
+        self,
+        parts: list[Part],
+        seeds: list[Tensor],
+        retain_graph: bool,
+        *,
+        name: str | None = None,
+        lands: bool = False,
+    ) -> None:
         losses = [part.loss for part in parts]
         if not losses:
             return
         try:
-            torch.autograd.backward(losses, seeds, retain_graph=retain_graph)
+            self._gradients.backward(
+                losses, seeds, retain_graph=retain_graph, name=name, lands=lands
+            )
         except RuntimeError as error:
             if "donated buffers" not in str(error):
                 raise
@@ -97,7 +118,7 @@ class Terms:
             return
         others = self._gradients.take()
         if self._gradients.lands:
-            self._run([part], [seed], retain_graph)
+            self._run([part], [seed], retain_graph, name=part.name)
             self._gradients.separate([seed])
             self._gradients.land(part.name)
             self._gradients.set(others)
@@ -119,7 +140,7 @@ class Terms:
 
     def _take_sums(self, factors: dict[str, Count]) -> list[Share]:
         first, *others = factors
-        sums: list[Share] = [(self._gradients.take(), factors[first])]
+        sums: list[Share] = [(self._gradients.take_sums(), factors[first])]
         sums.extend((self.apart[name], factors[name]) for name in others if name in self.apart)
         self.apart = {}
         return sums

@@ -60,7 +60,7 @@ class Updater:
     def takes_factor(self) -> bool:
         """Whether a last factor costs no pass here: in the clip, the optimizer, or the rounding."""
         clips = self._settings.clip_norm is not None
-        return self.folds or clips or self._gradients.lands
+        return self.folds or clips or self._gradients.outside
 
     def make(self, window: Window, factor: Count, index: int) -> Update:
         """Step with the window's gradients, and drop them.

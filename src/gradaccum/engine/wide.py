@@ -108,8 +108,25 @@ class Wide:
         rooms.add()
         self.changing = False
 
+    def add_at(self, sums: Sums, i: int, grad: Tensor) -> None:
+        """Add one gradient to a sum that is there; `changing` stays until the next `add`."""
+        total = sums[i]
+        assert total is not None
+        total = sums[i] = self._widened(total, i, pack_it=True)
+        if grad.is_sparse or _is_sparse(total):
+            appended = self._appended(total, grad, i)
+            self.changing = True
+            sums[i] = appended
+            return
+        rooms = _Rooms([(total, _laid_like(grad, total))])
+        self.changing = True
+        rooms.add()
+
     def combine(self, shares: Sequence[tuple[Sums, Count]]) -> None:
-        """Make the sums `Σ factor · sum` of `shares`, of which they are the first themselves."""
+        """Make the sums `Σ factor · sum` of `shares`, of which they are the first themselves.
+
+        It cannot be undone: `changing` stays until the next `add`.
+        """
         for sums, _ in shares:
             for i, total in enumerate(sums):
                 if total is not None:
@@ -125,8 +142,7 @@ class Wide:
                     mine = own[i]
                     own[i] = total if mine is None else _sum_of(mine, total)
                     sums[i] = None
-        self.sums = own
-        self.changing = False
+        self.sums = own  # `changing` stays: what has landed is still to be added
 
     def stand(self, *, widen: bool) -> bool:
         """Make plain tensors of all sums, as the update needs them; return whether some are wide.

@@ -2,15 +2,16 @@
 
 They stand in the parameters' `.grad`, where autograd adds to them without a copy and where users
 expect to see them. They are taken out only where two sums must not mix (several loss terms with
-unknown denominators, and another loss's gradients, `on_stale="zero"`), and where the sums are wider
-than the parameters (`accumulate_dtype`): those are in `outside.py`.
+unknown denominators, and another loss's gradients, `on_stale="zero"`), while a micro-batch lands
+that is to be undone if it fails (`restore`: `aside.py`), and where the sums are wider than the
+parameters (`accumulate_dtype`): those are in `outside.py`.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import cycle, repeat
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 
 from gradaccum.engine.finite import all_finite
 from gradaccum.engine.grads import slots
+from gradaccum.engine.grads.aside import Aside
 from gradaccum.engine.grads.merge import Merge, Share
 from gradaccum.engine.grads.outside import Outside
 from gradaccum.engine.grads.slots import GradientSum, grad_of
@@ -44,6 +46,8 @@ class Gradients:
         optimizers: owners of the parameters; read anew at each window, since groups may be added.
         on_stale: `"raise"` or `"zero"`, for a gradient that is there when a window opens.
         width: of the sums of narrower parameters; `None` sums in `.grad`.
+        restore: whether each micro-batch lands apart from the sums, so that it can be undone;
+            `None`: once memory has run out in one.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Gradients:
         optimizers: Sequence[Optimizer],
         on_stale: str,
         width: Width | None = None,
+        restore: bool | None = None,
     ) -> None:
         self._model = model
         self._optimizers = optimizers
@@ -66,6 +71,10 @@ class Gradients:
         self._guard = Guard(model, optimizers, self._name)
         self._width = width
         self._outside: Outside | None = None
+        self._aside: Aside | None = None
+        self._restore = restore
+        self.restores = restore is True
+        """Whether a micro-batch lands apart from the sums, so that it can be undone."""
         self._held: GradientSum = []
         self._marks: list[int] = []
         self._merge = Merge()
@@ -110,6 +119,69 @@ class Gradients:
         if not all(map(operator.is_, grads, self._held)) or self._mark(grads) != self._marks:
             self._refuse_touched(grads)
 
+    def make_room(self) -> None:
+        """Before a micro-batch that is to be undone if it fails: let it land apart."""
+        if self._outside is None and self._held:
+            self._aside = Aside(self._parameters, list(self._held))
+
+    @property
+    def may_restore(self) -> bool:
+        """Whether micro-batches are to land apart once memory has run out."""
+        return self._restore is not False
+
+    def ran_short(self) -> None:
+        """Memory ran out in a backward: the next one is to be undone, unless that was declined."""
+        self.restores = self.may_restore
+
+    def backward(
+        self,
+        losses: Tensor | Sequence[Tensor],
+        seeds: Tensor | Sequence[Tensor] | None,
+        *,
+        retain_graph: bool,
+        name: str | None = None,
+        lands: bool = False,
+    ) -> None:
+        """Run autograd.
+
+        Args:
+            losses: shape `()` each.
+            seeds: the gradients that enter them.
+            retain_graph: as in `torch.autograd.backward`.
+            name: of a term whose sums stand apart from the first's.
+            lands: whether gradients must not go into wide sums before all of them are there.
+        """
+        if self._outside is None or lands or self._kept_apart():
+            torch.autograd.backward(losses, seeds, retain_graph=retain_graph)
+            return
+        with self._outside.at_once(name):
+            torch.autograd.backward(losses, seeds, retain_graph=retain_graph)
+
+    def _kept_apart(self) -> bool:
+        """Whether gradients land until all of them are there."""
+        return self.restores or (self._width is not None and self._width.apart)
+
+    def join(self, terms: dict[str, GradientSum], seeds: Iterable[Tensor | None] = ()) -> None:
+        """All of a micro-batch's gradients are there: where sums stood aside, add them up.
+
+        Args:
+            terms: the sums of further terms.
+            seeds: they entered the backward, and are kept for the next one.
+        """
+        if self._aside is not None:
+            if self._absent:  # a gradient that is kept as it is must not share its memory
+                self.separate(seeds)
+            self._aside.join(terms)
+            self._aside = None
+
+    def commit(self) -> None:
+        """All of the last micro-batch's gradients are there: add them to sums outside of `.grad`.
+
+        An error, such as a want of memory, comes before any sum has changed: it can be undone.
+        """
+        if self._outside is not None:
+            self._outside.commit()
+
     def seal(self, terms: Iterable[Term] = ()) -> None:
         """After a micro-batch: remember what stands in the parameters.
 
@@ -147,6 +219,12 @@ class Gradients:
         """
         if self._outside is not None:  # no sum has been touched, unless it came while they were
             return self._outside.undo()
+        if self._aside is not None:
+            self._merge.forget()
+            whole, self._aside = self._aside.undo(), None
+            if self._apart:
+                self._clear()
+            return whole
         if first:
             self._merge.forget()
             self._clear()
@@ -172,10 +250,9 @@ class Gradients:
             widen: let wide sums stand also where every parameter had one gradient at most.
         """
         self._guard.close()
-        if self._outside is not None:
-            self._outside.commit()
-            if self._outside.stand(widen=widen):
-                return
+        self.commit()
+        if self._outside is not None and self._outside.stand(widen=widen):
+            return
         if self._absent:
             slots.separate(self._parameters)
 
@@ -186,13 +263,19 @@ class Gradients:
 
     @property
     def lands(self) -> bool:
-        """Whether a micro-batch's gradients land apart from the sums, so that it can be undone."""
+        """Whether a micro-batch's gradients land apart from the sums."""
+        return self._outside is not None or self._aside is not None
+
+    @property
+    def outside(self) -> bool:
+        """Whether the window's sums stand outside of `.grad`."""
         return self._outside is not None
 
     def land(self, name: str) -> None:
         """Set aside what has landed, to be committed to the sums of a term of its own."""
-        assert self._outside is not None
-        self._outside.land(name)
+        place = self._outside or self._aside
+        assert place is not None
+        place.land(name)
 
     def separate(self, seeds: Iterable[Tensor | None] = ()) -> None:
         """Give every gradient memory of its own, also beside the seeds of their backward."""
@@ -201,6 +284,10 @@ class Gradients:
     def take(self) -> GradientSum:
         """Move all gradients out of the parameters."""
         return slots.take(self._parameters)
+
+    def take_sums(self) -> GradientSum:
+        """Move the window's sums out of the parameters, if they are not out already."""
+        return self.take() if self._aside is None else self._aside.sums
 
     def set(self, grads: GradientSum) -> None:
         """Move gradients into the parameters."""
@@ -240,11 +327,19 @@ class Gradients:
         self._merge.stop()
         self._clear()
         self._held = []
-        self._outside = None
+        self._outside = self._aside = None
 
-    def merging(self, shares: list[Share]) -> AbstractContextManager[None]:
+    @contextmanager
+    def merging(self, shares: list[Share]) -> Generator[None]:
         """Within it, a gradient that arrives is added to `Σ factor · gradient` of `shares`."""
-        return self._merge.into(self._parameters, shares)
+        if self._aside is None:
+            with self._merge.into(self._parameters, shares):
+                yield
+            return
+        yield
+        self._aside.changing = True
+        self._merge.now(self._parameters, shares)
+        self._aside = None
 
     @contextmanager
     def combining(self, factors: dict[str, Count]) -> Generator[None]:

@@ -40,10 +40,7 @@ class Merge:
         The sum is scaled in the same pass that adds the new gradient, which autograd would make
         anyhow, parameter by parameter: the factor costs no pass and no memory.
         """
-        self._waiting = {
-            id(parameter): [(grads[i], factor) for grads, factor in shares]
-            for i, parameter in enumerate(parameters)
-        }
+        self._wait(parameters, shares)
         clear(parameters)
         try:
             for parameter in parameters:
@@ -56,6 +53,12 @@ class Merge:
         for parameter in parameters:
             self._merge(parameter)
 
+    def now(self, parameters: Sequence[nn.Parameter], shares: list[Share]) -> None:
+        """Add `Σ factor · gradient` of `shares` to gradients that have all arrived."""
+        self._wait(parameters, shares)
+        for parameter in parameters:
+            self._merge(parameter)
+
     def forget(self) -> None:
         """Add nothing to what is still to arrive."""
         self._waiting = {}
@@ -64,6 +67,12 @@ class Merge:
         """Leave no hook behind."""
         self._waiting = {}
         self._remove_hooks()
+
+    def _wait(self, parameters: Sequence[nn.Parameter], shares: list[Share]) -> None:
+        self._waiting = {
+            id(parameter): [(grads[i], factor) for grads, factor in shares]
+            for i, parameter in enumerate(parameters)
+        }
 
     def _merge(self, parameter: Tensor) -> None:
         # A re-entrant checkpoint may bring a parameter's gradient in several pieces.

@@ -5,7 +5,8 @@ Only a micro-batch's own gradients land in `.grad` then, and are committed to th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
@@ -37,6 +38,34 @@ class Outside:
     def sums(self) -> Sums:
         """The sums as they are kept; of all terms, or of the first."""
         return self._wide.sums
+
+    @contextmanager
+    def at_once(self, name: str | None) -> Generator[None]:
+        """Within it, a gradient is added to its sum as it arrives, and dropped.
+
+        So no more than one parameter's gradient is there at a time, and nothing can be undone. The
+        first gradient of a parameter stays in `.grad`, to be committed with the others.
+
+        Args:
+            name: of the term that it is a gradient of; `None` for all, or the first.
+        """
+        sums = self._wide.sums if name is None else self._terms.get(name, [])
+        indices = {id(p): i for i, p in enumerate(self._parameters)}
+
+        def add(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self._wide.add_at(sums, indices[id(parameter)], parameter.grad)
+                parameter.grad = None
+
+        hooks = []
+        try:
+            for parameter, total in zip(self._parameters, sums, strict=False):
+                if total is not None and parameter.requires_grad:
+                    hooks.append(parameter.register_post_accumulate_grad_hook(add))
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def land(self, name: str) -> None:
         """Set aside what has landed, to be committed to the sums of a term of its own."""

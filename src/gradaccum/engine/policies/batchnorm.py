@@ -42,17 +42,16 @@ class Pool:
     spread: Tensor
     """Sum of squared distances from the mean; of an instance norm, the mean of its variances."""
 
-    def add(self, other: Pool, *, instances: bool) -> None:
-        """Pool with another one (Chan, Golub and LeVeque, 1979)."""
+    def with_other(self, other: Pool, *, instances: bool) -> Pool:
+        """Of both together (Chan, Golub and LeVeque, 1979)."""
         total = self.count + other.count
         share = other.count / total
         delta = other.mean - self.mean
         if instances:
-            self.spread = self.spread + (other.spread - self.spread) * share
+            spread = self.spread + (other.spread - self.spread) * share
         else:
-            self.spread = self.spread + other.spread + delta.square() * (self.count * share)
-        self.mean = self.mean + delta * share
-        self.count = total
+            spread = self.spread + other.spread + delta.square() * (self.count * share)
+        return Pool(total, self.mean + delta * share, spread)
 
 
 @dataclass(slots=True)
@@ -64,6 +63,9 @@ class _Layer:
     pool: Pool | None = None
     fresh: list[Pool] = field(default_factory=list)
     """Of the micro-batch at hand, which may yet be undone."""
+
+    before: Pool | None = None
+    """What `pool` was before the micro-batch at hand was kept."""
 
     kept: list[tuple[dict[str, Any], float | None, bool] | None] = field(default_factory=list)
     """What the layer had before its forward: buffers, momentum, mode; a stack. `None` for a forward
@@ -95,6 +97,7 @@ class Normalisation:
         self._layers: list[_Layer] = []
         self._hooks: list[RemovableHandle] = []
         self._at_work = False
+        self._kept = False
         self._warned = not any(isinstance(module, _BatchNorm) for module in model.modules())
         self._refuse()
 
@@ -117,26 +120,31 @@ class Normalisation:
             layer.fresh = []
             lazy = isinstance(layer.module, LazyModuleMixin)
             layer.counted = None if lazy else _version(layer.module)
-        self._at_work = True
+        self._at_work, self._kept = True, False
 
     def keep(self) -> None:
-        """The micro-batch's gradient is in."""
+        """The micro-batch's gradient is there; an error leaves the sums as they were."""
         self._at_work = False
+        pools = []
         for layer in self._layers:
             if layer.counted is not None and _version(layer.module) != layer.counted:
                 raise _unseen(layer.name)
-            for pool in layer.fresh:
-                if layer.pool is None:
-                    layer.pool = pool
-                else:
-                    layer.pool.add(pool, instances=layer.instances)
-            layer.fresh = []
+            pool = layer.pool
+            for one in layer.fresh:
+                pool = one if pool is None else pool.with_other(one, instances=layer.instances)
+            pools.append(pool)
+        for layer, pool in zip(self._layers, pools, strict=True):
+            layer.before, layer.pool, layer.fresh = layer.pool, pool, []
+        self._kept = True
 
     def undo(self) -> None:
         """The micro-batch never was."""
         self._at_work = False
         for layer in self._layers:
             layer.fresh = []
+            if self._kept:
+                layer.pool = layer.before
+        self._kept = False
 
     def commit(self) -> None:
         """The window's update was made: its statistics enter the running estimates."""
