@@ -29,13 +29,13 @@ part() {
     echo "$name: $verdict in $(($(date +%s) - start)) s, $(tail -n 1 "$out/$name.txt")"
 }
 
-part engine 120 $python -m pytest -q -p no:cacheprovider tests/engine -m "not slow"
+part engine 150 $python -m pytest -q -p no:cacheprovider tests/engine -m "not slow"
 # Once more with every tensor that names no device on this one.
 part engine_on_device 90 env GRADACCUM_DEVICE="$device" $python -m pytest -q -p no:cacheprovider \
     tests/engine/test_exact.py tests/engine/test_step.py tests/engine/test_windows.py tests/engine/test_terms.py
-part memory 50 $python benchmarks/on_device.py memory --device "$device" --out "$out"
+part memory 40 $python benchmarks/on_device.py memory --device "$device" --out "$out"
 part oom 50 $python benchmarks/on_device.py oom --device "$device" --out "$out"
-part bf16 50 $python benchmarks/on_device.py bf16 --device "$device" --out "$out"
+part bf16 30 $python benchmarks/on_device.py bf16 --device "$device" --out "$out"
 part ragged 80 $python -m gradaccum demo --device "$device" --updates 3 --out "$out/ragged"
 part counters 30 $python -m pytest -q -p no:cacheprovider tests/engine/test_move.py tests/planner/test_meter.py -m "not slow"
 
