@@ -37,6 +37,7 @@ def checked_lengths(
             "Lengths must be a sequence of whole numbers, one for each sample.",
             got=_shown(lengths),
             expected="an iterable of ints, or a tensor or array of one dimension",
+            do="lengths=[len(sample) for sample in samples], or mask.sum(1)",
         )
     found = list(values)
     if not found:
@@ -45,6 +46,7 @@ def checked_lengths(
             "There are no lengths, so there is nothing to plan.",
             got="an empty sequence",
             expected="one length for each sample, at least one",
+            do="leave out batches and filters that give no sample",
         )
     checked = []
     for position, value in enumerate(found):
@@ -155,4 +157,6 @@ def _advice(value: object) -> str:
         return "pass whole numbers: lengths.long() for a tensor, int(length) elsewhere"
     if isinstance(value, list):
         return "pass lengths of one dimension, such as mask.sum(1)"
-    return "take out samples without elements before planning" if value == 0 else ""
+    if value == 0:
+        return "take out samples without elements before planning"
+    return "give each sample's own number of elements, such as len(sample)"
