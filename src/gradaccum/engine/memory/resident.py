@@ -84,6 +84,8 @@ def _ask(optimizer: Optimizer, wanted: set[int], kinds: set[str]) -> OptimizerMe
     shadow = _shadow(optimizer, wanted, kinds)
     step = cast(Any, type(optimizer).step)
     live, failed = LiveBytes("meta"), False
+    if _made_with_it(optimizer):
+        _give_state(shadow, optimizer, wanted)
     for _ in range(2):  # the second step has its state, and shows what stepping takes beside it
         live = LiveBytes("meta")
         try:
@@ -121,6 +123,25 @@ def _shadow(optimizer: Optimizer, wanted: set[int], kinds: set[str]) -> Optimize
     shadow.__dict__.update(hooks, param_groups=groups, state=defaultdict(dict))
     shadow.__dict__.pop("step", None)  # a scheduler's or a profiler's, bound to the real one
     return shadow
+
+
+def _made_with_it(optimizer: Optimizer) -> bool:
+    """Whether an optimizer makes its state with itself, and its step does not: old Adagrads."""
+    return isinstance(optimizer, torch.optim.Adagrad) and bool(optimizer.state)
+
+
+def _give_state(shadow: Optimizer, optimizer: Optimizer, wanted: set[int]) -> None:
+    theirs = [p for group in shadow.param_groups for p in group["params"]]
+    ours = [p for group in optimizer.param_groups for p in group["params"] if id(p) in wanted]
+    for mine, parameter in zip(theirs, ours, strict=True):
+        shadow.state[mine] = {
+            name: value
+            if not isinstance(value, Tensor)
+            else torch.empty_like(value, device="meta")
+            if value.shape == parameter.shape
+            else value.clone()
+            for name, value in optimizer.state.get(parameter, {}).items()
+        }
 
 
 def _weightless(parameter: Tensor) -> nn.Parameter:
