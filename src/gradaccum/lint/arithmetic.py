@@ -310,11 +310,12 @@ def asked(walker: Walker, node: ast.AST) -> list[str]:
     return []
 
 
-def _keys(value: Value) -> set[str]:
+def _keys(value: Value, depth: int = 0) -> set[str]:
     if isinstance(value, Num):
         return set(value.tags)
     if isinstance(value, Thing):
-        return {value.key}.union(*(_keys(part) for part in value.args))
+        parts = value.args if depth < 8 else ()
+        return {value.key}.union(*(_keys(part, depth + 1) for part in parts))
     return set()
 
 

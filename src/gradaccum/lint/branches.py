@@ -39,6 +39,8 @@ class Fork:
     skips: bool
     less: bool
     """Only the other branch holds a backward pass."""
+    rank: int
+    """0 if both branches train, 1 if one wraps a model, 2 for all others."""
 
 
 def _fork(walker: Walker, node: ast.If, env: Env) -> Fork:
@@ -57,6 +59,7 @@ def _fork(walker: Walker, node: ast.If, env: Env) -> Fork:
             id(node) in found.forks,
             _skips(body, found),
             _trains(node.body, found) < _trains(node.orelse, found),
+            _rank(node, found),
         )
     assert isinstance(known, Fork)
     return known
@@ -90,12 +93,23 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
         usual = fork.special  # several things at once are rarely so
     if node.orelse and usual and fork.less:
         usual = not positive
+    walker.ranks[key] = min(fork.rank, walker.ranks.get(key, 2))
     taken = walker.decide(key, changes, fork.trains or fork.forks, usual) == positive
     walker.unsure.append(key)
     try:
         return walker.block(node.body if taken else node.orelse, env)
     finally:
         walker.unsure.pop()
+
+
+_TOUCHES = _TRAINS | {"clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"}
+
+
+def _rank(node: ast.If, found: Slice) -> int:
+    sides = [[found.mentions[id(child)] for child in body] for body in (node.body, node.orelse)]
+    if all(any(words & _TOUCHES for words in side) for side in sides):
+        return 0
+    return 1 if any("ddp" in words for side in sides for words in side) else 2
 
 
 def _kept(body: list[ast.stmt], found: Slice) -> list[ast.stmt]:

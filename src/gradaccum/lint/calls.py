@@ -80,7 +80,7 @@ def _method(
             return apply(walker, node, receiver.attrs[name], args, kwargs)
         if isinstance(home, Class):
             method = find_method(walker, home, name)
-            if method is not None:
+            if method is not None and not (receiver.kind == "optimizer" and _updates(method)):
                 method.owner = receiver
                 result = _enter(walker, method, args, kwargs)
                 if receiver.kind == "model" and isinstance(result, Thing):
@@ -94,6 +94,19 @@ def _method(
         if receiver.kind == "model" and name not in effects.PLAIN:
             return effects.forward(walker, node, receiver, tensors([*args, *kwargs.values()]))
     return unknown_call(walker, node, receiver, args, kwargs)
+
+
+def _updates(method: Func) -> bool:
+    """Whether a method of an own optimizer is its update: it leaves the rest to its caller."""
+    if getattr(method.node, "name", "") not in ("step", "zero_grad"):
+        return False
+    known = method.node.__dict__.get("_updates")
+    if known is None:
+        known = method.node.__dict__["_updates"] = not any(
+            isinstance(node, ast.Attribute) and node.attr in ("step", "zero_grad", "backward")
+            for node in ast.walk(method.node)
+        )
+    return bool(known)
 
 
 def _read_grad(walker: Walker, node: ast.Call, grad: Thing, name: str) -> None:

@@ -374,6 +374,9 @@ def _builtin(walker: Walker, node: ast.Call, name: str, args: list[Value]) -> Va
     if name == "getattr" and len(args) > 1 and isinstance(args[0], Thing):
         if isinstance(args[1], str):
             return attribute(walker, args[0], args[1], node)
+    if name == "hasattr" and args[1:] == ["no_sync"] and isinstance(args[0], Thing):
+        if "ddp" in args[0].uses:
+            return True
     if name in ("isinstance", "hasattr", "callable", "any", "all"):
         return Thing("unknown", f"{name}({','.join(key_of(value) for value in args)})",
                      any(isinstance(value, (Tensor,)) for value in args))  # fmt: skip

@@ -14,10 +14,12 @@ from gradaccum.lint.values import Env, Num, Seq, Thing, Value
 if TYPE_CHECKING:
     from gradaccum.lint.walk import Walker
 
-__all__ = ["EXACT", "LENGTH", "OUTER", "WINDOW", "elements", "trips"]
+__all__ = ["EXACT", "LENGTH", "OUTER", "UNEVEN", "WINDOW", "elements", "trips"]
 
 LENGTH = 8
 """Batches that an unknown loader stands for: no multiple of the window, so a tail shows."""
+UNEVEN = 11
+"""The same where windows of other lengths than the usual one are in play."""
 OUTER = 2
 EXACT = 16
 """Literal lengths up to this one are walked as they are."""

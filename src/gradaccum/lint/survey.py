@@ -12,6 +12,7 @@ from gradaccum.lint.collector import sweep
 from gradaccum.lint.evaluate import evaluate, key_of
 from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.program import Module, Program
+from gradaccum.lint.rows import NESTS
 from gradaccum.lint.slicing import CORE, Slice, slice_module
 from gradaccum.lint.trace import Frame, Trace
 from gradaccum.lint.values import Class, Env, Func, Thing, Value
@@ -181,8 +182,13 @@ def _foreseen(
     return None
 
 
-def _positions(walker: Walker) -> Iterator[int]:
-    """Decisions to turn: those made last first, for they lie in the loop itself.
+def _positions(walker: Walker) -> list[int]:
+    """Decisions to turn: first those between two ways to train, then those that wrap a model."""
+    return sorted(_last_first(walker), key=lambda index: walker.ranks.get(walker.order[index], 2))
+
+
+def _last_first(walker: Walker) -> Iterator[int]:
+    """Decisions made last first, for they lie in the loop itself.
 
     What the data decide and what the settings decide take turns: the one shows what a fault depends
     on, the other the configuration that has it.
@@ -208,9 +214,7 @@ def _probe(
 ) -> Walker:
     """A first walk; where it left before it trained, one that turned the decision to leave."""
     found, _ = _walk(program, module, root, slices, visited, [], known, windows, "once")
-    name = getattr(root.node, "name", "")
-    hopes = slices[module.path].functions.get(name, frozenset()) & {"backward", "manual_backward"}
-    if not hopes:
+    if not _hopes(root.node, slices[module.path]):
         return found
     first = found
     for position in range(len(first.order) - 1, max(-1, len(first.order) - 1 - TURNS), -1):
@@ -221,6 +225,16 @@ def _probe(
         found, _ = _walk(program, module, root, slices, visited, plan, known, windows, "once")
     trained = any(event.kind == "backward" for event in found.trace.events)
     return found if trained else first
+
+
+def _hopes(root: ast.AST, found: Slice) -> bool:
+    """Whether a root, or what it calls, spells out a backward pass."""
+    if isinstance(root, ast.Module):
+        spelled = [found.mentions.get(id(node), frozenset()) for node in root.body
+                   if not isinstance(node, NESTS)]  # fmt: skip
+    else:
+        spelled = [found.functions.get(getattr(root, "name", ""), frozenset())]
+    return any(words & {"backward", "manual_backward"} for words in spelled)
 
 
 def _shape(trace: Trace) -> int:

@@ -16,7 +16,7 @@ from gradaccum.lint.branches import branch, match, truth
 from gradaccum.lint.effects import enter
 from gradaccum.lint.evaluate import EXPRESSIONS, assign, evaluate, text
 from gradaccum.lint.expressions import HANDLERS
-from gradaccum.lint.loops import EXACT, WINDOW, elements, trips
+from gradaccum.lint.loops import EXACT, UNEVEN, WINDOW, elements, trips
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import Slice, slice_module
 from gradaccum.lint.trace import Doubt, Event, Frame, Trace
@@ -74,6 +74,8 @@ class Walker:
     joints: dict[str, tuple[bool, list[Doubt]]] = field(default_factory=dict)
     """Conditions made of several doubts, by their key."""
     parts: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    """Conditions that choose between two ways to train, or wrap a model: turned before others."""
     hooks: list[tuple[Func, Thing]] = field(default_factory=list)
     """Hooks that run in every backward, with the parameter they stand on."""
     result: Value = None
@@ -133,6 +135,8 @@ class Walker:
             used = {number for name, number in self.known.items() if name != "length"}
             free = [number for number in (WINDOW, 2, 5, 4, 7) if number not in used]
             self.known[key] = value if value is not None else (free[0] if free else WINDOW)
+            if self.known[key] != WINDOW:
+                self.known["length"] = UNEVEN  # so that this one leaves a tail as well
         self.trace.exact = False
         return Num(self.known[key], frozenset((key,)))
 
