@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,9 +76,14 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
         if asked:
             walker.note("step_by_length", asked[0].node, asked[0].thing)
     if isinstance(value, bool):
-        return walker.block(node.body if value else node.orelse, env)
+        refused = value and fork.leaves and any(isinstance(one, ast.Raise) for one in node.body)
+        # a script that refuses its settings does not train with them
+        return walker.block(node.body if value and not refused else node.orelse, env)
     key, changes, positive = value
     if fork.leaves:
+        # the windows that are full are counted, and the loop ends or skips behind them
+        if changes and _FULL.search(key) and _in_training(walker, env):
+            walker.trace.trimmed = True
         return walker.block(node.orelse, env)
     if fork.other_leaves:
         return walker.block(node.body, env)
@@ -110,6 +116,16 @@ def _rank(node: ast.If, found: Slice) -> int:
     if all(any(words & _TOUCHES for words in side) for side in sides):
         return 0
     return 1 if any("ddp" in words for side in sides for words in side) else 2
+
+
+_FULL = re.compile(r"#windows|\(\d+(\.\d+)? FloorDiv ")
+"""How the number of windows that are full is spelled: a counter, divided by a window's length."""
+
+
+def _in_training(walker: Walker, env: Env) -> bool:
+    found = walker.module_slice(env.module)
+    loop = walker.loops[-1].node if walker.loops else None
+    return bool(found.mentions.get(id(loop), frozenset()) & {"backward", "manual_backward"})
 
 
 def _kept(body: list[ast.stmt], found: Slice) -> list[ast.stmt]:

@@ -241,6 +241,8 @@ _SKIP_WORDS = ("get_scale", "._scale", "found_inf", "skipped")
 def _update(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
             kwargs: dict[str, Value]) -> Value:  # fmt: skip
     if receiver.kind == "scaler" or receiver.uses & {"scale", "unscale", "scaler"}:
+        if args or kwargs:
+            return None  # sets the scale by hand, beside the update of the window
         source = walker.program.source(walker.paths[-1])
         watched = any(word in source for word in _SKIP_WORDS)
         walker.note("scaler_update", node, receiver, None, *(["watched"] if watched else []))

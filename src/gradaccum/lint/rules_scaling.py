@@ -113,16 +113,32 @@ def _fetches(loop: ast.For | ast.While, facts: Facts) -> bool:
     if getattr(loop.iter.func, "id", "") not in ("range", "trange"):
         return False
     counter = loop.target.id if isinstance(loop.target, ast.Name) else ""
+    places = _running_places(loop, counter)
     fetched = False
     for statement in loop.body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Subscript) and counter in _names(node.slice):
                 return False
+            if isinstance(node, ast.Subscript) and _names(node.slice) & places:
+                fetched = True
             if isinstance(node, ast.Call) and not isinstance(node.func, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 if name == "next" or _takes_no_tensor(node, loop):
                     fetched = True
     return fetched
+
+
+def _running_places(loop: ast.For, counter: str) -> set[str]:
+    """Names of `N * window + counter`: where a micro-batch stands among those of all windows."""
+    return {
+        target.id
+        for node in loop.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp)
+        and isinstance(node.value.op, ast.Add) and counter in _names(node.value)
+        and any(isinstance(part, ast.Mult) for part in ast.walk(node.value))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }  # fmt: skip
 
 
 def _takes_no_tensor(node: ast.Call, loop: ast.For) -> bool:

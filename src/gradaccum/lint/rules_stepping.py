@@ -39,7 +39,9 @@ def step_without_backward(facts: Facts, view: View) -> Iterator[Hit]:
 
 def tail(facts: Facts, view: View) -> Iterator[Hit]:
     """GA302."""
-    if facts.opaque or facts.driven or not view.windows:
+    if facts.opaque or facts.driven or not view.windows or facts.trace.trimmed:
+        return
+    if facts.trace.measured & facts.trace.window_keys:
         return
     if not all(certain(view, facts, event) for window in view.windows for event in window.fresh):
         return
@@ -80,9 +82,10 @@ def _tail_leaks(facts: Facts, view: View) -> Iterator[Hit]:
         if usual < 2 or len(window.fresh) <= usual or not window.step.loops:
             continue
         last = window.fresh[-1]
-        if common_loop(window.step, last) != last.loops[-1]:
+        at = min(len(window.step.loops), len(last.loops))
+        if not at or window.step.loops[:at] != last.loops[:at]:
             continue
-        entries = {event.loops[-1].entry for event in window.fresh if event.loops}
+        entries = {event.loops[at - 1].entry for event in window.fresh if len(event.loops) >= at}
         if len(entries) < 2 or len({event.node for event in window.fresh}) > 1:
             continue
         yield hit(
@@ -116,7 +119,7 @@ def _tail_lost(facts: Facts, view: View) -> Iterator[Hit]:
 
 def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
     """GA303."""
-    if facts.opaque or facts.driven or len(view.windows) < 3:
+    if facts.opaque or facts.driven or len(view.windows) < 3 or facts.trace.shifted:
         return
     first = view.windows[0].step
     if not first.loops or "hook" in first.flags:

@@ -394,7 +394,7 @@ def _loop(
     frame = Frame(node, walker.tick())
     walker.loops.append(frame)
     shapes: list[tuple[tuple[str, int, str], ...]] = []
-    budget = walker.budget
+    budget, begun = walker.budget, len(walker.trace.events)
     try:
         for index, (item, last) in enumerate(items):
             frame.turn(index, last)
@@ -410,13 +410,21 @@ def _loop(
                 shapes.append(_shape(walker.trace.events[start:]))
                 if index == STEADY - 1 and shapes[0] and len(set(shapes)) == 1:
                     break  # every iteration steps alike: more of them would say no more
-            if index and budget - walker.budget > LONG:
+            if index and _enough(walker, budget - walker.budget, begun):
                 break  # a whole training, twice over
             if walker.accumulations > accumulations + 1:
                 break  # an engine that keeps its own windows flushes at the end of each epoch
     finally:
         walker.loops.pop()
     return walker.block(node.orelse, env)
+
+
+def _enough(walker: Walker, cost: int, begun: int) -> bool:
+    """Whether a loop took long; one that has not stepped yet may take longer."""
+    if cost <= LONG:
+        return False
+    steps = any(event.kind == "step" for event in walker.trace.events[begun:])
+    return steps or cost > 2 * LONG
 
 
 def _shape(events: list[Event]) -> tuple[tuple[str, int, str], ...]:
