@@ -158,8 +158,9 @@ def merged(parts: list[Tensor], node: ast.AST) -> Tensor:
     flags = frozenset().union(*(part.flags for part in parts)) - {"data", "detached", "item"}
     if "weighted" in flags and not all("weighted" in part.flags for part in parts):
         flags -= {"weighted"}
+    reaching = [part for part in parts if part.graph] or parts
     return Tensor(
-        frozenset().union(*(part.models for part in parts)),
+        frozenset().union(*(part.models for part in reaching)),
         tuple(common),
         frozenset().union(*(part.forwards for part in parts)),
         flags,

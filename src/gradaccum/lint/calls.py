@@ -11,7 +11,9 @@ from gradaccum.lint.arithmetic import asked, merged
 from gradaccum.lint.attributes import attribute
 from gradaccum.lint.classes import base_kind, find_method
 from gradaccum.lint.evaluate import evaluate, text
+from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.tensor_methods import tensor_method
+from gradaccum.lint.trace import Frame
 from gradaccum.lint.values import Class, Env, Func, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ def _method(
         if name in receiver.attrs:
             return apply(walker, node, receiver.attrs[name], args, kwargs)
         if isinstance(home, Class):
+            if _CLIP.search(home.node.name) and _clips(walker, node, receiver, args):
+                return None
             method = find_method(walker, home, name)
             if method is not None and not (receiver.kind == "optimizer" and _updates(method)):
                 method.owner = receiver
@@ -215,11 +219,60 @@ def tensors(values: list[Value]) -> list[Tensor]:
     return found
 
 
+def _drive(walker: Walker, node: ast.Call, values: list[Value]) -> None:
+    """Ignite's `Engine(update)` calls `update` once a micro-batch: walk it so."""
+    for value in values:
+        if not isinstance(value, Func) or isinstance(value.node, ast.Lambda):
+            continue
+        found = walker.module_slice(value.module)
+        words = found.functions.get(value.node.name, frozenset())
+        if "backward" not in words or value.node.name in found.looped or walker.loops:
+            continue
+        frame = Frame(value.node, walker.tick())
+        before = walker.driver
+        walker.loops.append(frame)
+        walker.driver = frame
+        try:
+            length = int(walker.known.get("length", LENGTH))
+            for index in range(length):
+                frame.turn(index + 1, index == length - 1)
+                walker.function(value, [], {})
+        finally:
+            walker.loops.pop()
+            walker.driver = before
+
+
+_CLIP = re.compile(r"clip\w*grad|grad\w*clip", re.IGNORECASE)
+_SCALES = re.compile(r"(mul|scale|div|average|reduce|sync)\w*grad|grad\w*(mul|scale|average|reduce)")
+
+
+def _clips(walker: Walker, node: ast.Call, target: Value, values: list[Value]) -> bool:
+    """Note what a helper does to gradients that is called what it does, and is given their owner."""
+    func = node.func
+    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    if isinstance(target, Thing) and target.kind in ("instance", "optimizer", "unknown"):
+        if _SCALES.search(name) and target.kind == "optimizer":
+            walker.note("grad_scale", node, target)
+            return False
+        if name == "step" or isinstance(func, ast.Name):
+            name = f"{name} {target.key.split('@')[0]}"
+    owner = next((value for value in values if isinstance(value, Thing)
+                  and value.kind in ("params", "model", "optimizer")), None)  # fmt: skip
+    if owner is None or not _CLIP.search(name):
+        return False
+    effects.clip(walker, node, owner, None)
+    return True
+
+
 def unknown_call(
     walker: Walker, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     """A call of something whose source we do not have."""
     values = [*args, *kwargs.values()]
+    if node.func is not None and text(node.func).split(".")[-1] == "Engine":
+        _drive(walker, node, values)
+    if _clips(walker, node, target, values):
+        return Thing("unknown", f"clip@{node.lineno}", True)
     effects.escapes(walker, node, values)
     if args and isinstance(args[0], Thing) and args[0].kind in library.ITERABLES:
         return Thing("wrapped", text(node.func), args=(args[0],))

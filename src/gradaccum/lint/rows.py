@@ -33,6 +33,8 @@ PLAIN = frozenset({"accumulate", "append", "backward", "data", "eval", "step", "
 """Of these, the ones that people also call their variables: `step` alone is just a counter."""
 
 _WORDS = CORE | SIDE
+_PRIVATE = frozenset({"_backward", "_zero_grad"})
+"""How an object calls functions of those names that it was given."""
 HEADERS: dict[type[ast.AST], tuple[str, ...]] = {
     ast.If: ("test",),
     ast.While: ("test",),
@@ -126,6 +128,8 @@ def _row(
     row.targets, row.names = frozenset(found.targets), frozenset(found.names)
     row.bare, row.calls = frozenset(found.bare), frozenset(found.calls)
     row.words = (row.targets | row.names) & _WORDS
+    if not row.names.isdisjoint(_PRIVATE):
+        row.words |= {name[1:] for name in row.names & _PRIVATE}
     if row.words & PLAIN:
         row.words -= PLAIN - found.spoken
     children = row.children

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, Window, common_loop, owned, tensor_of
 from gradaccum.lint.hits import Hit, hit
 from gradaccum.lint.trace import Event
+from gradaccum.lint.values import Thing
 
 __all__ = ["GLOBAL", "RULES"]
+
+
+_COMPUTED = re.compile(r"^\(|\(\)@\d+$")
+"""A window that is worked out, from a nominal batch size for example, and not just set."""
 
 
 def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
@@ -19,7 +25,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
     trace = facts.trace
     if trace.scaled_keys & trace.window_keys:
         return
-    if any("(" in key and not key.startswith("len(") for key in trace.window_keys):
+    if any(_COMPUTED.search(key) for key in trace.window_keys) or _rate_divided(view):
         return
     for window in view.windows:
         usual = view.usual(window.step)
@@ -66,6 +72,12 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
             (window.step, "one update for all micro-batches of the window"),
         )
         return
+
+
+def _rate_divided(view: View) -> bool:
+    """Whether the learning rate was divided by a setting: by the batch, where losses are sums."""
+    rate = view.optimizer.kwargs.get("lr")
+    return isinstance(rate, Thing) and " Div " in rate.key and isinstance(rate.args[-1], Thing)
 
 
 def _divided_late(facts: Facts, mark: Event, usual: int) -> Event | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, is_model_root, zeroes
 from gradaccum.lint.hits import Hit, hit
 from gradaccum.lint.trace import Event
+from gradaccum.lint.values import Num, Thing
 
 __all__ = ["RULES"]
 
@@ -139,6 +140,31 @@ def hook_steps(facts: Facts, view: View) -> Iterator[Hit]:
                 "this hook steps and clears in every backward, so nothing accumulates although "
                 "the loss is divided for a window",
                 (window.fresh[-1], "each backward runs the hook"),
+            )
+            return
+
+
+def never_accumulates(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA102: Accelerate was told of a window, and nothing ever opens one."""
+    if facts.opaque or any("accumulate" in event.flags for event in facts.backwards):
+        return
+    for window in view.windows[1:]:
+        if len(window.fresh) != 1 or "prepared" not in view.optimizer.uses:
+            continue
+        mark = window.fresh[0]
+        engine = mark.thing
+        told = engine.kwargs.get("gradient_accumulation_steps") if engine is not None else None
+        if engine is None or engine.kind != "accelerator" or not isinstance(told, (Num, Thing)):
+            continue
+        if isinstance(told, Num) and told.value < 2:
+            continue
+        if mark.loops == window.step.loops and not window.step.unsure:
+            yield hit(
+                "GA102",
+                window.step,
+                "the engine divides the loss for a window, but nothing enters `accumulate()`, so "
+                "every micro-batch steps",
+                (mark, "divided here by the length of the window"),
             )
             return
 
@@ -286,6 +312,7 @@ RULES = (
     never_zeroed,
     zeroed_inside,
     hook_steps,
+    never_accumulates,
     stale_start,
     other_losses_gradient,
     unowned,
