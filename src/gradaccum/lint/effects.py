@@ -203,6 +203,8 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
         receiver.uses.add("scaler")
         first.uses.add("scaler_step")
         if not _idle(walker, first):
+            if "scale" in kwargs:
+                walker.note("grad_scale", node, first)  # an own scaler's, that divides as well
             walker.note("step", node, first, None, "scaler")
             walker.note("scaler_step", node, receiver)
         return None

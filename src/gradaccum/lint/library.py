@@ -26,6 +26,7 @@ _CONTEXTS = {
 }
 _SAME = frozenset({"compile", "DataParallel", "convert_sync_batchnorm", "unwrap_model", "iter",
                    "fully_shard"})  # fmt: skip
+_WRAPPERS = ("DistributedDataParallel", "DDP")
 _ROUND = {"max": max, "min": min}
 _FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
                     "nn.Parameter", "zeros_like", "ones_like"})  # fmt: skip
@@ -212,7 +213,7 @@ def _construct(
     made = _tool(node, name, args, kwargs, depth)
     if made is not None:
         return made
-    if name in ("DistributedDataParallel", "DDP") or ("ddp" in lower.split(".")[-1] and args):
+    if name in _WRAPPERS or ("ddp" in lower.split(".")[-1] and args):
         model = args[0] if args else kwargs.get("module")
         if isinstance(model, Thing):
             if model.kind == "unknown":
@@ -390,6 +391,9 @@ def _builtin(
             return attribute(walker, args[0], args[1], node)
     if name == "hasattr" and args[1:] == ["no_sync"] and isinstance(args[0], Thing):
         if "ddp" in args[0].uses:
+            return True
+    if name == "isinstance" and len(args) == 2 and isinstance(args[0], Thing):
+        if "ddp" in args[0].uses and key_of(args[1]).split(".")[-1] in _WRAPPERS:
             return True
     if name in ("isinstance", "hasattr", "callable", "any", "all"):
         return Thing("unknown", f"{name}({','.join(key_of(value) for value in args)})",

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from gradaccum.lint.facts import Facts, View, Window, common_loop, owned, tensor_of
 from gradaccum.lint.hits import Hit, hit
 from gradaccum.lint.trace import Event
-from gradaccum.lint.values import Thing
 
 __all__ = ["GLOBAL", "RULES"]
 
@@ -76,8 +75,14 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
 
 def _rate_divided(view: View) -> bool:
     """Whether the learning rate was divided by a setting: by the batch, where losses are sums."""
-    rate = view.optimizer.kwargs.get("lr")
-    return isinstance(rate, Thing) and " Div " in rate.key and isinstance(rate.args[-1], Thing)
+    made = view.optimizer.node
+    rates = [part.value for part in made.keywords if part.arg == "lr"] if isinstance(made, ast.Call) else []
+    return any(
+        isinstance(rate, ast.BinOp)
+        and isinstance(rate.op, ast.Div)
+        and not isinstance(rate.right, ast.Constant)
+        for rate in rates
+    )
 
 
 def _divided_late(facts: Facts, mark: Event, usual: int) -> Event | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, certain, common_loop, is_model_root
@@ -86,14 +87,16 @@ def _tail_leaks(facts: Facts, view: View) -> Iterator[Hit]:
         if not at or window.step.loops[:at] != last.loops[:at]:
             continue
         entries = {event.loops[at - 1].entry for event in window.fresh if len(event.loops) >= at}
-        if len(entries) < 2 or len({event.node for event in window.fresh}) > 1:
+        passes = Counter(event.node for event in window.fresh)
+        if len(entries) < 2 or len(set(passes.values())) > 1:
             continue
+        each = len(passes)  # backward passes of one micro-batch
         yield hit(
             "GA302",
             window.step,
             "the counter starts anew in each epoch but the gradients do not: the last, short "
-            f"window leaks into the next epoch's first, which is then {len(window.fresh)} "
-            f"micro-batches instead of {usual}",
+            f"window leaks into the next epoch's first, which is then {len(window.fresh) // each} "
+            f"micro-batches instead of {usual // each}",
             (last, "backward adds to what is left over"),
         )
         return

@@ -74,8 +74,11 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
         inner = [
             (mark, zero)
             for mark, zero in window.lost
-            if len(zero.loops) >= len(mark.loops)
-            or (not window.fresh and zero.loops == window.step.loops)
+            if not _detour(mark, zero, window)
+            and (
+                len(zero.loops) >= len(mark.loops)
+                or (not window.fresh and zero.loops == window.step.loops)
+            )
         ]
         if not inner or _by_hand(window):
             continue
@@ -105,14 +108,23 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
             )
 
 
+def _detour(mark: Event, zero: Event, window: Window) -> bool:
+    """Whether a pass and its zeroing come together, where no micro-batch of the window comes."""
+    usual = {key for event in window.fresh for key in event.unsure}
+    return bool(window.fresh) and any(
+        key in zero.unsure and key not in usual for key in mark.unsure
+    )
+
+
 def _by_hand(window: Window) -> bool:
     return any(event.kind in ("set_grad", "autograd_grad") for event in window.since)
 
 
 def _accumulates(view: View, window: Window, facts: Facts) -> bool:
     """Whether the wiped passes were meant for this window: the same line, in the same loop."""
-    nodes = {mark.node for mark, _ in window.lost}
-    if any(event.node in nodes for event in window.fresh):
+    places = {(mark.node, tuple([loop.node for loop in mark.loops])) for mark, _ in window.lost}
+    if any((event.node, tuple([loop.node for loop in event.loops])) in places
+           for event in window.fresh):  # fmt: skip
         first = window.lost[0][0]
         return common_loop(first, window.step) is not None or bool(first.loops)
     return False
@@ -149,7 +161,7 @@ def never_accumulates(facts: Facts, view: View) -> Iterator[Hit]:
     if facts.opaque or any("accumulate" in event.flags for event in facts.backwards):
         return
     for window in view.windows[1:]:
-        if len(window.fresh) != 1 or "prepared" not in view.optimizer.uses:
+        if len(window.fresh) != 1:
             continue
         mark = window.fresh[0]
         engine = mark.thing

@@ -14,7 +14,7 @@ from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.rows import NESTS
 from gradaccum.lint.slicing import CORE, Slice, slice_module
-from gradaccum.lint.trace import Frame, Trace
+from gradaccum.lint.trace import Event, Frame, Trace
 from gradaccum.lint.values import Class, Env, Func, Thing, Value
 from gradaccum.lint.walk import PER_WALK, Exhausted, Walker, ones
 
@@ -26,6 +26,7 @@ WALKS = 20
 """Walks of one root: decisions made last, which lie in the loop itself, are turned first."""
 ALIKE = 4
 """Walks in a row that showed nothing new, after which no more are made."""
+URGENT = 8
 TURNS = 8
 """Decisions of a walk without a backward that are turned to find one."""
 BUDGET = 60_000
@@ -123,10 +124,12 @@ def _explore(
     tried: set[tuple[bool, ...]] = set()
     made: list[_Made] = []
     plans: list[list[bool]] = [list(probe.choices), [False] * 64]
+    urgent: list[list[bool]] = []
+    """Plans that turn choices between ways to train only: all of them come first."""
     walks = alike = 0
     shapes: set[int] = set()
-    while plans and walks < WALKS and budget > 0:
-        plan = plans.pop(0)
+    while (plans or urgent) and walks < WALKS and budget > 0:
+        plan = urgent.pop(0) if urgent and walks > 1 else plans.pop(0) if plans else urgent.pop(0)
         again = _foreseen(plan, made, known, windows)
         if again is not None:
             walks += 1
@@ -153,8 +156,10 @@ def _explore(
         traces.append(walker.trace)
         for position in _positions(walker):
             turned = [*taken[:position], not taken[position]]
-            if taken[position] == walker.usual[position] and turned not in plans:
-                plans.append(turned)
+            if taken[position] != walker.usual[position] or turned in plans or turned in urgent:
+                continue
+            first = walker.ranks.get(walker.order[position], 2) < 2
+            (urgent if first and len(urgent) < URGENT else plans).append(turned)
     return Survey(root.node, traces, manner == "driven", manner == "twice")
 
 
@@ -241,11 +246,17 @@ def _shape(trace: Trace) -> int:
     """What a walk did, in one number."""
     return hash(
         tuple(
-            (event.kind, id(event.node), event.flags, len(event.loops))
+            (event.kind, id(event.node), event.flags, len(event.loops), _synced(event))
             for event in trace.events
             if event.kind not in ("escape", "forward", "mode", "store")
         )
     )
+
+
+def _synced(event: Event) -> bool:
+    """Whether a backward reaches a wrapped model."""
+    tensor = event.tensor if event.kind == "backward" else None
+    return tensor is not None and any("ddp" in model.uses for model in tensor.models)
 
 
 def _per_epoch(probe: Walker, root: _Root) -> bool:
