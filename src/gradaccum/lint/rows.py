@@ -157,6 +157,10 @@ def _read(heads: list[ast.AST], found: _Names, moduli: list[ast.BinOp]) -> None:
         if kind is ast.Attribute:
             (names if type(node.ctx) is ast.Load else targets).add(node.attr)  # type: ignore[attr-defined]
             spoken.add(node.attr)  # type: ignore[attr-defined]
+            if node.attr == "weight" and type(node.ctx) is not ast.Load:  # type: ignore[attr-defined]
+                # a weight that is shared is part of what the layer is
+                holder = node.value  # type: ignore[attr-defined]
+                targets.add(getattr(holder, "id", getattr(holder, "attr", "weight")))
             stack.append(node.value)  # type: ignore[attr-defined]
             continue
         if kind is ast.Constant:
