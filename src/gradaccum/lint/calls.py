@@ -258,6 +258,8 @@ def _clips(walker: Walker, node: ast.Call, target: Value, values: list[Value]) -
             name = f"{name} {target.key.split('@')[0]}"
     owner = next((value for value in values if isinstance(value, Thing)
                   and value.kind in ("params", "model", "optimizer")), None)  # fmt: skip
+    if owner is not None and owner.kind != "model" and _SCALES.search(name):
+        walker.note("grad_scale", node, owner)
     if owner is None or not _CLIP.search(name):
         return False
     effects.clip(walker, node, owner, None)

@@ -22,7 +22,7 @@ CORE = frozenset(
 SIDE = frozenset(
     {
         "add_", "append", "data", "div_", "eval", "grad", "inference_mode", "load_state_dict",
-        "mul_", "no_grad",
+        "mul_", "multiply_grads", "no_grad", "scale_gradients", "scale_grads",
         "register_hook", "requires_grad", "requires_grad_", "set_grad_enabled", "sub_", "train",
         "update",
     }
