@@ -1,4 +1,4 @@
-"""Plant the faults that need something beside the loop: a mask, a stream, a shared weight, a rank."""
+"""Plant the faults that need something beside the loop: a mask, a stream, a shared weight."""
 
 import re
 from collections.abc import Callable

@@ -219,7 +219,7 @@ def tensors(values: list[Value]) -> list[Tensor]:
     return found
 
 
-def _drive(walker: Walker, node: ast.Call, values: list[Value]) -> None:
+def _drive(walker: Walker, values: list[Value]) -> None:
     """Ignite's `Engine(update)` calls `update` once a micro-batch: walk it so."""
     for value in values:
         if not isinstance(value, Func) or isinstance(value.node, ast.Lambda):
@@ -243,11 +243,13 @@ def _drive(walker: Walker, node: ast.Call, values: list[Value]) -> None:
 
 
 _CLIP = re.compile(r"clip\w*grad|grad\w*clip", re.IGNORECASE)
-_SCALES = re.compile(r"(mul|scale|div|average|reduce|sync)\w*grad|grad\w*(mul|scale|average|reduce)")
+_SCALES = re.compile(
+    r"(mul|scale|div|average|reduce|sync)\w*grad|grad\w*(mul|scale|average|reduce)"
+)
 
 
 def _clips(walker: Walker, node: ast.Call, target: Value, values: list[Value]) -> bool:
-    """Note what a helper does to gradients that is called what it does, and is given their owner."""
+    """Note what a helper does to the gradients of what it is given, where its name says so."""
     func = node.func
     name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
     if isinstance(target, Thing) and target.kind in ("instance", "optimizer", "unknown"):
@@ -272,7 +274,7 @@ def unknown_call(
     """A call of something whose source we do not have."""
     values = [*args, *kwargs.values()]
     if node.func is not None and text(node.func).split(".")[-1] == "Engine":
-        _drive(walker, node, values)
+        _drive(walker, values)
     if _clips(walker, node, target, values):
         return Thing("unknown", f"clip@{node.lineno}", True)
     effects.escapes(walker, node, values)

@@ -62,8 +62,10 @@ def _steps_sometimes(body: list[ast.stmt], found: Slice) -> bool:
         isinstance(node, ast.If)
         and "step" in found.mentions.get(id(node), frozenset())
         and any(isinstance(part, ast.Mod) for part in ast.walk(node.test))
-        and not any(found.mentions.get(id(loop), frozenset()) & {"backward", "manual_backward"}
-                    for loop in _loops_below(node.body))
+        and not any(
+            found.mentions.get(id(loop), frozenset()) & {"backward", "manual_backward"}
+            for loop in _loops_below(node.body)
+        )
         for node in body
     )
 

@@ -76,7 +76,11 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
 def _rate_divided(view: View) -> bool:
     """Whether the learning rate was divided by a setting: by the batch, where losses are sums."""
     made = view.optimizer.node
-    rates = [part.value for part in made.keywords if part.arg == "lr"] if isinstance(made, ast.Call) else []
+    rates = (
+        [part.value for part in made.keywords if part.arg == "lr"]
+        if isinstance(made, ast.Call)
+        else []
+    )
     return any(
         isinstance(rate, ast.BinOp)
         and isinstance(rate.op, ast.Div)

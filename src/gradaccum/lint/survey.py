@@ -16,7 +16,7 @@ from gradaccum.lint.rows import NESTS
 from gradaccum.lint.slicing import CORE, Slice, slice_module
 from gradaccum.lint.trace import Event, Frame, Trace
 from gradaccum.lint.values import Class, Env, Func, Thing, Value
-from gradaccum.lint.walk import PER_WALK, Exhausted, Walker, ones
+from gradaccum.lint.walk import PER_WALK, Exhausted, Walker
 
 __all__ = ["Survey", "survey"]
 
@@ -337,10 +337,23 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
     walker.loops.pop()
 
 
+def _ones(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
+    """The parameters whose default is the number 1."""
+    spec = node.args
+    names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+    pairs = [*zip(reversed(names), reversed(spec.defaults), strict=False),
+             *zip([arg.arg for arg in spec.kwonlyargs], spec.kw_defaults, strict=True)]  # fmt: skip
+    return [
+        name
+        for name, default in pairs
+        if isinstance(default, ast.Constant) and type(default.value) is int and default.value == 1
+    ]
+
+
 def _unsaid(walker: Walker, home: Class) -> dict[str, Value]:
     """Arguments of a class that its caller may set: a default of 1 only switches a window off."""
     method = find_method(walker, home, "__init__")
-    return {} if method is None else {name: Thing("unknown", name) for name in ones(method.node)}
+    return {} if method is None else {name: Thing("unknown", name) for name in _ones(method.node)}
 
 
 _ANNOTATED = {

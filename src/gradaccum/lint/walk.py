@@ -255,19 +255,6 @@ class Walker:
             self.paths.pop()
 
 
-def ones(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
-    """The parameters whose default is the number 1."""
-    spec = node.args
-    names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
-    pairs = [*zip(reversed(names), reversed(spec.defaults), strict=False),
-             *zip([arg.arg for arg in spec.kwonlyargs], spec.kw_defaults, strict=True)]  # fmt: skip
-    return [
-        name
-        for name, default in pairs
-        if isinstance(default, ast.Constant) and type(default.value) is int and default.value == 1
-    ]
-
-
 def _bind(
     walker: Walker, func: Func, env: Env, args: list[Value], kwargs: dict[str, Value]
 ) -> None:
