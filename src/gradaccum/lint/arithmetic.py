@@ -309,13 +309,20 @@ def asked(walker: Walker, node: ast.AST) -> list[str]:
     if around is None:
         module = walker.program.load(walker.paths[-1])
         around = module.tree if module is not None else node
+    known = around.__dict__.get("_asked")  # the same for all that lies in it, in all walks
+    if known is None:
+        known = around.__dict__["_asked"] = _asks(around)
+    return ["asked"] if known else []
+
+
+def _asks(around: ast.AST) -> bool:
     for child in ast.walk(around):
         tests = [child.test] if isinstance(child, _TESTS) else getattr(child, "ifs", ())
         for test in tests:
             for part in ast.walk(test):
                 if isinstance(part, ast.Attribute) and part.attr in ("grad", "requires_grad"):
-                    return ["asked"]
-    return []
+                    return True
+    return False
 
 
 def symbols(value: Value, depth: int = 0) -> set[str]:
