@@ -13,7 +13,7 @@ from gradaccum.lint.values import Class, Divisor, Env, Func, Num, Seq, Tensor, T
 if TYPE_CHECKING:
     from gradaccum.lint.walk import Walker
 
-__all__ = ["augment", "binary", "condition", "divided", "merged"]
+__all__ = ["augment", "binary", "condition", "divided", "merged", "symbols"]
 
 _MATH: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -62,6 +62,8 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
             sized = any(tag.startswith("len(") for tag in left.tags)
             if isinstance(op, ast.FloorDiv) and sized and left.value > 0:
                 tags |= {"floor"}
+            if isinstance(op, ast.FloorDiv) and left.varies and right.tags:
+                tags |= {"#windows"}
             return Num(value, tags, left.varies or right.varies)
     if isinstance(left, Seq) and isinstance(right, Seq) and isinstance(op, ast.Add):
         return Seq([*left.items, *right.items], left.depth, left.open or right.open)
@@ -123,7 +125,10 @@ def _modulus(walker: Walker, left: Value, right: Value, node: ast.AST) -> tuple[
             left, counting = Num(walker.driver.index, frozenset(), True), True
     if not counting:
         return left, right
+    if isinstance(left, Num) and any(tag.startswith("len(") for tag in left.tags):
+        walker.trace.shifted = True
     if isinstance(right, Thing) and right.kind in ("unknown", "external", "dict"):
+        walker.trace.shifted |= right.varies
         right_number = walker.symbol(right.key)
         walker.trace.window_keys.add(right.key)
         return left, right_number
@@ -151,8 +156,11 @@ def merged(parts: list[Tensor], node: ast.AST) -> Tensor:
         item for part in parts for item in (*part.divisors, *part.partial) if item not in common
     )
     flags = frozenset().union(*(part.flags for part in parts)) - {"data", "detached", "item"}
+    if "weighted" in flags and not all("weighted" in part.flags for part in parts):
+        flags -= {"weighted"}
+    reaching = [part for part in parts if part.graph] or parts
     return Tensor(
-        frozenset().union(*(part.models for part in parts)),
+        frozenset().union(*(part.models for part in reaching)),
         tuple(common),
         frozenset().union(*(part.forwards for part in parts)),
         flags,
@@ -263,7 +271,7 @@ def augment(
                 walker.trace.guessed = True
             current = Num(0, frozenset(), bool(walker.loops))
         elif isinstance(node.op, (ast.Mult, ast.Div)) and not isinstance(value, Tensor):
-            walker.trace.scaled_keys |= _keys(value)
+            walker.trace.scaled_keys |= symbols(value)
     result = binary(walker, node.op, current, value, node)
     if isinstance(node.op, ast.Add) and isinstance(result, Thing) and isinstance(value, Thing):
         _count_term(result, current, value)
@@ -301,20 +309,29 @@ def asked(walker: Walker, node: ast.AST) -> list[str]:
     if around is None:
         module = walker.program.load(walker.paths[-1])
         around = module.tree if module is not None else node
+    known = around.__dict__.get("_asked")  # the same for all that lies in it, in all walks
+    if known is None:
+        known = around.__dict__["_asked"] = _asks(around)
+    return ["asked"] if known else []
+
+
+def _asks(around: ast.AST) -> bool:
     for child in ast.walk(around):
         tests = [child.test] if isinstance(child, _TESTS) else getattr(child, "ifs", ())
         for test in tests:
             for part in ast.walk(test):
                 if isinstance(part, ast.Attribute) and part.attr in ("grad", "requires_grad"):
-                    return ["asked"]
-    return []
+                    return True
+    return False
 
 
-def _keys(value: Value) -> set[str]:
+def symbols(value: Value, depth: int = 0) -> set[str]:
+    """The names of what a number was made of."""
     if isinstance(value, Num):
         return set(value.tags)
     if isinstance(value, Thing):
-        return {value.key}.union(*(_keys(part) for part in value.args))
+        parts = value.args if depth < 8 else ()
+        return {value.key}.union(*(symbols(part, depth + 1) for part in parts))
     return set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ class Fork:
     skips: bool
     less: bool
     """Only the other branch holds a backward pass."""
+    rank: int
+    """0 if both branches train, 1 if one wraps a model, 2 for all others."""
 
 
 def _fork(walker: Walker, node: ast.If, env: Env) -> Fork:
@@ -57,6 +60,7 @@ def _fork(walker: Walker, node: ast.If, env: Env) -> Fork:
             id(node) in found.forks,
             _skips(body, found),
             _trains(node.body, found) < _trains(node.orelse, found),
+            _rank(node, found),
         )
     assert isinstance(known, Fork)
     return known
@@ -72,9 +76,14 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
         if asked:
             walker.note("step_by_length", asked[0].node, asked[0].thing)
     if isinstance(value, bool):
-        return walker.block(node.body if value else node.orelse, env)
+        refused = value and fork.leaves and any(isinstance(one, ast.Raise) for one in node.body)
+        # a script that refuses its settings does not train with them
+        return walker.block(node.body if value and not refused else node.orelse, env)
     key, changes, positive = value
     if fork.leaves:
+        # the windows that are full are counted, and the loop ends or skips behind them
+        if changes and _FULL.search(key) and _in_training(walker, env):
+            walker.trace.trimmed = True
         return walker.block(node.orelse, env)
     if fork.other_leaves:
         return walker.block(node.body, env)
@@ -90,12 +99,33 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
         usual = fork.special  # several things at once are rarely so
     if node.orelse and usual and fork.less:
         usual = not positive
+    walker.ranks[key] = min(fork.rank, walker.ranks.get(key, 2))
     taken = walker.decide(key, changes, fork.trains or fork.forks, usual) == positive
     walker.unsure.append(key)
     try:
         return walker.block(node.body if taken else node.orelse, env)
     finally:
         walker.unsure.pop()
+
+
+_TOUCHES = _TRAINS | {"clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"}
+
+
+def _rank(node: ast.If, found: Slice) -> int:
+    sides = [[found.mentions[id(child)] for child in body] for body in (node.body, node.orelse)]
+    if all(any(words & _TOUCHES for words in side) for side in sides):
+        return 0
+    return 1 if any("ddp" in words for side in sides for words in side) else 2
+
+
+_FULL = re.compile(r"#windows|\(\d+(\.\d+)? FloorDiv ")
+"""How the number of windows that are full is spelled: a counter, divided by a window's length."""
+
+
+def _in_training(walker: Walker, env: Env) -> bool:
+    found = walker.module_slice(env.module)
+    loop = walker.loops[-1].node if walker.loops else None
+    return bool(found.mentions.get(id(loop), frozenset()) & {"backward", "manual_backward"})
 
 
 def _kept(body: list[ast.stmt], found: Slice) -> list[ast.stmt]:

@@ -11,7 +11,9 @@ from gradaccum.lint.arithmetic import asked, merged
 from gradaccum.lint.attributes import attribute
 from gradaccum.lint.classes import base_kind, find_method
 from gradaccum.lint.evaluate import evaluate, text
+from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.tensor_methods import tensor_method
+from gradaccum.lint.trace import Frame
 from gradaccum.lint.values import Class, Env, Func, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -79,8 +81,10 @@ def _method(
         if name in receiver.attrs:
             return apply(walker, node, receiver.attrs[name], args, kwargs)
         if isinstance(home, Class):
+            if _CLIP.search(home.node.name) and _clips(walker, node, receiver, args):
+                return None
             method = find_method(walker, home, name)
-            if method is not None:
+            if method is not None and not (receiver.kind == "optimizer" and _updates(method)):
                 method.owner = receiver
                 result = _enter(walker, method, args, kwargs)
                 if receiver.kind == "model" and isinstance(result, Thing):
@@ -94,6 +98,19 @@ def _method(
         if receiver.kind == "model" and name not in effects.PLAIN:
             return effects.forward(walker, node, receiver, tensors([*args, *kwargs.values()]))
     return unknown_call(walker, node, receiver, args, kwargs)
+
+
+def _updates(method: Func) -> bool:
+    """Whether a method of an own optimizer is its update: it leaves the rest to its caller."""
+    if getattr(method.node, "name", "") not in ("step", "zero_grad"):
+        return False
+    known = method.node.__dict__.get("_updates")
+    if known is None:
+        known = method.node.__dict__["_updates"] = not any(
+            isinstance(node, ast.Attribute) and node.attr in ("step", "zero_grad", "backward")
+            for node in ast.walk(method.node)
+        )
+    return bool(known)
 
 
 def _read_grad(walker: Walker, node: ast.Call, grad: Thing, name: str) -> None:
@@ -202,11 +219,64 @@ def tensors(values: list[Value]) -> list[Tensor]:
     return found
 
 
+def _drive(walker: Walker, values: list[Value]) -> None:
+    """Ignite's `Engine(update)` calls `update` once a micro-batch: walk it so."""
+    for value in values:
+        if not isinstance(value, Func) or isinstance(value.node, ast.Lambda):
+            continue
+        found = walker.module_slice(value.module)
+        words = found.functions.get(value.node.name, frozenset())
+        if "backward" not in words or value.node.name in found.looped or walker.loops:
+            continue
+        frame = Frame(value.node, walker.tick())
+        before = walker.driver
+        walker.loops.append(frame)
+        walker.driver = frame
+        try:
+            length = int(walker.known.get("length", LENGTH))
+            for index in range(length):
+                frame.turn(index + 1, index == length - 1)
+                walker.function(value, [], {})
+        finally:
+            walker.loops.pop()
+            walker.driver = before
+
+
+_CLIP = re.compile(r"clip\w*grad|grad\w*clip", re.IGNORECASE)
+_SCALES = re.compile(
+    r"(mul|scale|div|average|reduce|sync)\w*grad|grad\w*(mul|scale|average|reduce)"
+)
+
+
+def _clips(walker: Walker, node: ast.Call, target: Value, values: list[Value]) -> bool:
+    """Note what a helper does to the gradients of what it is given, where its name says so."""
+    func = node.func
+    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    if isinstance(target, Thing) and target.kind in ("instance", "optimizer", "unknown"):
+        if _SCALES.search(name) and target.kind == "optimizer":
+            walker.note("grad_scale", node, target)
+            return False
+        if name == "step" or isinstance(func, ast.Name):
+            name = f"{name} {target.key.split('@')[0]}"
+    owner = next((value for value in values if isinstance(value, Thing)
+                  and value.kind in ("params", "model", "optimizer")), None)  # fmt: skip
+    if owner is not None and owner.kind != "model" and _SCALES.search(name):
+        walker.note("grad_scale", node, owner)
+    if owner is None or not _CLIP.search(name):
+        return False
+    effects.clip(walker, node, owner, None)
+    return True
+
+
 def unknown_call(
     walker: Walker, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     """A call of something whose source we do not have."""
     values = [*args, *kwargs.values()]
+    if node.func is not None and text(node.func).split(".")[-1] == "Engine":
+        _drive(walker, values)
+    if _clips(walker, node, target, values):
+        return Thing("unknown", f"clip@{node.lineno}", True)
     effects.escapes(walker, node, values)
     if args and isinstance(args[0], Thing) and args[0].kind in library.ITERABLES:
         return Thing("wrapped", text(node.func), args=(args[0],))

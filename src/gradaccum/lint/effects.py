@@ -203,6 +203,8 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
         receiver.uses.add("scaler")
         first.uses.add("scaler_step")
         if not _idle(walker, first):
+            if "scale" in kwargs:
+                walker.note("grad_scale", node, first)  # an own scaler's, that divides as well
             walker.note("step", node, first, None, "scaler")
             walker.note("scaler_step", node, receiver)
         return None
@@ -241,6 +243,8 @@ _SKIP_WORDS = ("get_scale", "._scale", "found_inf", "skipped")
 def _update(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
             kwargs: dict[str, Value]) -> Value:  # fmt: skip
     if receiver.kind == "scaler" or receiver.uses & {"scale", "unscale", "scaler"}:
+        if args or kwargs:
+            return None  # sets the scale by hand, beside the update of the window
         source = walker.program.source(walker.paths[-1])
         watched = any(word in source for word in _SKIP_WORDS)
         walker.note("scaler_update", node, receiver, None, *(["watched"] if watched else []))

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from gradaccum.lint import calls, effects
-from gradaccum.lint.arithmetic import merged
+from gradaccum.lint.arithmetic import merged, symbols
 from gradaccum.lint.attributes import attribute
 from gradaccum.lint.evaluate import key_of, text
 from gradaccum.lint.values import Class, Func, Num, Seq, Tensor, Thing, Value
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ITERABLES", "external_call", "models_of", "opaque"]
 
-ITERABLES = frozenset({"enumerate", "range", "zip", "loader", "wrapped"})
+ITERABLES = frozenset({"cycle", "enumerate", "range", "zip", "loader", "wrapped"})
 _CONTEXTS = {
     "no_grad": "no_grad",
     "inference_mode": "inference_mode",
@@ -26,6 +26,7 @@ _CONTEXTS = {
 }
 _SAME = frozenset({"compile", "DataParallel", "convert_sync_batchnorm", "unwrap_model", "iter",
                    "fully_shard"})  # fmt: skip
+_WRAPPERS = ("DistributedDataParallel", "DDP")
 _ROUND = {"max": max, "min": min}
 _FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
                     "nn.Parameter", "zeros_like", "ones_like"})  # fmt: skip
@@ -84,11 +85,16 @@ def external_call(
     """A call of something imported or built in."""
     name = dotted.split(".")[-1]
     if "." not in dotted:
-        found = _builtin(walker, node, name, args)
+        found = _builtin(walker, node, name, args, kwargs)
         if found is not NotImplemented:
             return found
     if name in _CONTEXTS:
         return Thing("context", _CONTEXTS[name])
+    if name == "islice" and 1 < len(args) < 4:
+        walker.trace.measured |= symbols(args[min(2, len(args) - 1)])
+        return Thing("wrapped", "islice()", args=(args[0],))
+    if name == "cycle" and len(args) == 1 and _counts_round(args[0]):
+        return Thing("cycle", "cycle()", args=(args[0],))
     if name == "set_grad_enabled":
         return Thing("context", "no_grad" if args and args[0] is False else "null")
     if name == "scale_loss" and args:
@@ -113,6 +119,13 @@ def external_call(
             return merged(parts, node)
         return opaque(walker, node)
     return _construct(walker, node, dotted, name, args, kwargs)
+
+
+def _counts_round(value: Value) -> bool:
+    """Whether what is repeated for ever are numbers, that count the micro-batches of a window."""
+    if isinstance(value, Seq):
+        return all(isinstance(item, Num) for item in value.items)
+    return isinstance(value, Thing) and value.kind == "range"
 
 
 def _checkpoint(
@@ -200,7 +213,7 @@ def _construct(
     made = _tool(node, name, args, kwargs, depth)
     if made is not None:
         return made
-    if name in ("DistributedDataParallel", "DDP") or ("ddp" in lower.split(".")[-1] and args):
+    if name in _WRAPPERS or ("ddp" in lower.split(".")[-1] and args):
         model = args[0] if args else kwargs.get("module")
         if isinstance(model, Thing):
             if model.kind == "unknown":
@@ -336,7 +349,9 @@ def _is_padding(node: ast.AST) -> bool:
     return isinstance(name, str) and any(word in name.lower() for word in _PADS)
 
 
-def _builtin(walker: Walker, node: ast.Call, name: str, args: list[Value]) -> Value:
+def _builtin(
+    walker: Walker, node: ast.Call, name: str, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
     if name == "super":
         return Thing("unknown", "super()")
     if name == "len" and args:
@@ -344,7 +359,7 @@ def _builtin(walker: Walker, node: ast.Call, name: str, args: list[Value]) -> Va
     if name == "range":
         return Thing("range", "range", args=tuple(args), depth=len(walker.loops))
     if name in ("enumerate", "zip"):
-        start = [value for value in (_keyword(walker, node, "start"),) if value is not None]
+        start = [kwargs["start"]] if kwargs.get("start") is not None else []
         return Thing(name, name, args=(*args, *start))
     if name in ("list", "tuple", "iter", "sorted", "reversed", "set") and args:
         first = args[0]
@@ -374,21 +389,18 @@ def _builtin(walker: Walker, node: ast.Call, name: str, args: list[Value]) -> Va
     if name == "getattr" and len(args) > 1 and isinstance(args[0], Thing):
         if isinstance(args[1], str):
             return attribute(walker, args[0], args[1], node)
+    if name == "hasattr" and args[1:] == ["no_sync"] and isinstance(args[0], Thing):
+        if "ddp" in args[0].uses:
+            return True
+    if name == "isinstance" and len(args) == 2 and isinstance(args[0], Thing):
+        if "ddp" in args[0].uses and key_of(args[1]).split(".")[-1] in _WRAPPERS:
+            return True
     if name in ("isinstance", "hasattr", "callable", "any", "all"):
         return Thing("unknown", f"{name}({','.join(key_of(value) for value in args)})",
                      any(isinstance(value, (Tensor,)) for value in args))  # fmt: skip
     if name in ("print", "str", "repr", "setattr", "next", "type", "dict", "id", "vars"):
         return opaque(walker, node)
     return NotImplemented
-
-
-def _keyword(walker: Walker, node: ast.Call, name: str) -> Value:
-    for keyword in node.keywords:
-        if keyword.arg == name and isinstance(keyword.value, ast.Constant):
-            value = keyword.value.value
-            if isinstance(value, int):
-                return Num(value)
-    return None
 
 
 def _length(walker: Walker, node: ast.Call, value: Value) -> Value:

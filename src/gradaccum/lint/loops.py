@@ -14,10 +14,12 @@ from gradaccum.lint.values import Env, Num, Seq, Thing, Value
 if TYPE_CHECKING:
     from gradaccum.lint.walk import Walker
 
-__all__ = ["EXACT", "LENGTH", "OUTER", "WINDOW", "elements", "trips"]
+__all__ = ["EXACT", "LENGTH", "OUTER", "UNEVEN", "WINDOW", "elements", "trips"]
 
 LENGTH = 8
 """Batches that an unknown loader stands for: no multiple of the window, so a tail shows."""
+UNEVEN = 11
+"""The same where windows of other lengths than the usual one are in play."""
 OUTER = 2
 EXACT = 16
 """Literal lengths up to this one are walked as they are."""
@@ -46,12 +48,26 @@ def _turns(node: ast.AST, found: Slice) -> int | None:
     for child in _loops_below(body):
         below = found.mentions.get(id(child), frozenset())
         if below & {"backward", "manual_backward"}:
-            return OUTER
+            return None if _steps_sometimes(body, found) else OUTER
     if found.looped and _calls_looped(body, found):
         return OUTER
     if direct & {"backward", "manual_backward"} and "step" not in direct:
         return WINDOW
     return None
+
+
+def _steps_sometimes(body: list[ast.stmt], found: Slice) -> bool:
+    """Whether a loop counts its own windows: it steps where a remainder says so."""
+    return any(
+        isinstance(node, ast.If)
+        and "step" in found.mentions.get(id(node), frozenset())
+        and any(isinstance(part, ast.Mod) for part in ast.walk(node.test))
+        and not any(
+            found.mentions.get(id(loop), frozenset()) & {"backward", "manual_backward"}
+            for loop in _loops_below(node.body)
+        )
+        for node in body
+    )
 
 
 def _calls_looped(body: list[ast.stmt], found: Slice) -> bool:
@@ -82,16 +98,23 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
     if isinstance(value, Thing) and value.kind == "enumerate":
         start = value.args[1] if len(value.args) > 1 else Num(0)
         first = int(start.value) if isinstance(start, Num) else 0
+        if not isinstance(start, Num):
+            walker.trace.shifted = True
         for index, (item, last) in enumerate(elements(walker, node, value.args[0], env)):
             yield Seq([Num(first + index, frozenset(), True), item]), last
         return
     if isinstance(value, Thing) and value.kind == "zip":
         columns = [list(elements(walker, node, part, env)) for part in value.args]
+        longest = max((len(column) for part, column in zip(value.args, columns, strict=True)
+                       if not _endless(part)), default=LENGTH)  # fmt: skip
+        for index, part in enumerate(value.args):
+            if _endless(part) and columns[index]:
+                columns[index] = [columns[index][at % len(columns[index])] for at in range(longest)]
         rows = list(zip(*columns, strict=False))
         for row in rows:
             yield Seq([item for item, _ in row]), row is rows[-1]
         return
-    if isinstance(value, Thing) and value.kind == "wrapped":
+    if isinstance(value, Thing) and value.kind in ("cycle", "wrapped"):
         yield from elements(walker, node, value.args[0], env)
         return
     if isinstance(value, Thing) and value.kind == "range":
@@ -111,6 +134,10 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
     for index in range(count):
         # one key for all items: what is asked of one is decided alike for the others
         yield Thing("unknown", f"{key}[i]", True, depth=len(walker.loops)), index == count - 1
+
+
+def _endless(value: Value) -> bool:
+    return isinstance(value, Thing) and value.kind == "cycle"
 
 
 def _range(walker: Walker, node: ast.AST, value: Thing, env: Env) -> Iterator[tuple[Value, bool]]:

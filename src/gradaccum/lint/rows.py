@@ -22,7 +22,7 @@ CORE = frozenset(
 SIDE = frozenset(
     {
         "add_", "append", "data", "div_", "eval", "grad", "inference_mode", "load_state_dict",
-        "mul_", "no_grad",
+        "mul_", "multiply_grads", "no_grad", "scale_gradients", "scale_grads",
         "register_hook", "requires_grad", "requires_grad_", "set_grad_enabled", "sub_", "train",
         "update",
     }
@@ -33,6 +33,8 @@ PLAIN = frozenset({"accumulate", "append", "backward", "data", "eval", "step", "
 """Of these, the ones that people also call their variables: `step` alone is just a counter."""
 
 _WORDS = CORE | SIDE
+_PRIVATE = frozenset({"_backward", "_zero_grad"})
+"""How an object calls functions of those names that it was given."""
 HEADERS: dict[type[ast.AST], tuple[str, ...]] = {
     ast.If: ("test",),
     ast.While: ("test",),
@@ -126,6 +128,8 @@ def _row(
     row.targets, row.names = frozenset(found.targets), frozenset(found.names)
     row.bare, row.calls = frozenset(found.bare), frozenset(found.calls)
     row.words = (row.targets | row.names) & _WORDS
+    if not row.names.isdisjoint(_PRIVATE):
+        row.words |= {name[1:] for name in row.names & _PRIVATE}
     if row.words & PLAIN:
         row.words -= PLAIN - found.spoken
     children = row.children
@@ -153,6 +157,10 @@ def _read(heads: list[ast.AST], found: _Names, moduli: list[ast.BinOp]) -> None:
         if kind is ast.Attribute:
             (names if type(node.ctx) is ast.Load else targets).add(node.attr)  # type: ignore[attr-defined]
             spoken.add(node.attr)  # type: ignore[attr-defined]
+            if node.attr == "weight" and type(node.ctx) is not ast.Load:  # type: ignore[attr-defined]
+                # a weight that is shared is part of what the layer is
+                holder = node.value  # type: ignore[attr-defined]
+                targets.add(getattr(holder, "id", getattr(holder, "attr", "weight")))
             stack.append(node.value)  # type: ignore[attr-defined]
             continue
         if kind is ast.Constant:

@@ -26,8 +26,10 @@ def clip_each(facts: Facts, view: View) -> Iterator[Hit]:
             elif event.kind == "clip" and seen:
                 clips.setdefault(event.node, []).append(event)
         for events in clips.values():
-            between = {mark.loops for mark in window.fresh} & {event.loops for event in events}
-            if len(events) > 1 and between and len(events) >= len(window.fresh) - 1:
+            depth = len(events[0].loops)
+            turns = {mark.loops[:depth] for mark in window.fresh}
+            between = turns & {event.loops for event in events}
+            if len(events) > 1 and between and len(events) >= len(turns) - 1:
                 yield hit(
                     "GA401",
                     events[0],

@@ -337,7 +337,7 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
             last = mode.get(thing)
             if last is None or "eval" not in last.flags:
                 trained.add(thing)
-            elif thing in restored:
+            elif thing in restored or any(_inside(part, thing) for part in restored):
                 continue
             elif event.loops[: len(last.loops)] == last.loops and last.path == event.path:
                 restored.add(thing)  # set just before it is used: somebody wants to train so
@@ -352,6 +352,13 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
                             (event, "the next training forward"),
                         )
                         return
+
+
+def _inside(part: Thing | None, whole: Thing) -> bool:
+    """A part that is put back by itself: what stays in eval mode is meant to."""
+    if part is None or part is whole:
+        return False
+    return part in whole.models or part.key.startswith(f"{whole.key}.")
 
 
 def low_precision(facts: Facts) -> Iterator[Hit]:

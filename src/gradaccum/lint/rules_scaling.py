@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, Window, common_loop, owned, tensor_of
@@ -12,6 +13,10 @@ from gradaccum.lint.trace import Event
 __all__ = ["GLOBAL", "RULES"]
 
 
+_COMPUTED = re.compile(r"^\(|\(\)@\d+$")
+"""A window that is worked out, from a nominal batch size for example, and not just set."""
+
+
 def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
     """GA201."""
     if facts.opaque or len(view.windows) < 1:
@@ -19,7 +24,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
     trace = facts.trace
     if trace.scaled_keys & trace.window_keys:
         return
-    if any("(" in key and not key.startswith("len(") for key in trace.window_keys):
+    if any(_COMPUTED.search(key) for key in trace.window_keys) or _rate_divided(view):
         return
     for window in view.windows:
         usual = view.usual(window.step)
@@ -68,6 +73,22 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
         return
 
 
+def _rate_divided(view: View) -> bool:
+    """Whether the learning rate was divided by a setting: by the batch, where losses are sums."""
+    made = view.optimizer.node
+    rates = (
+        [part.value for part in made.keywords if part.arg == "lr"]
+        if isinstance(made, ast.Call)
+        else []
+    )
+    return any(
+        isinstance(rate, ast.BinOp)
+        and isinstance(rate.op, ast.Div)
+        and not isinstance(rate.right, ast.Constant)
+        for rate in rates
+    )
+
+
 def _divided_late(facts: Facts, mark: Event, usual: int) -> Event | None:
     """A division by the window of a loss that was already differentiated."""
     for event in facts.trace.events:
@@ -113,16 +134,32 @@ def _fetches(loop: ast.For | ast.While, facts: Facts) -> bool:
     if getattr(loop.iter.func, "id", "") not in ("range", "trange"):
         return False
     counter = loop.target.id if isinstance(loop.target, ast.Name) else ""
+    places = _running_places(loop, counter)
     fetched = False
     for statement in loop.body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Subscript) and counter in _names(node.slice):
                 return False
+            if isinstance(node, ast.Subscript) and _names(node.slice) & places:
+                fetched = True
             if isinstance(node, ast.Call) and not isinstance(node.func, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 if name == "next" or _takes_no_tensor(node, loop):
                     fetched = True
     return fetched
+
+
+def _running_places(loop: ast.For, counter: str) -> set[str]:
+    """Names of `N * window + counter`: where a micro-batch stands among those of all windows."""
+    return {
+        target.id
+        for node in loop.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp)
+        and isinstance(node.value.op, ast.Add) and counter in _names(node.value)
+        and any(isinstance(part, ast.Mult) for part in ast.walk(node.value))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }  # fmt: skip
 
 
 def _takes_no_tensor(node: ast.Call, loop: ast.For) -> bool:

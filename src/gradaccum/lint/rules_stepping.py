@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, certain, common_loop, is_model_root
@@ -39,7 +40,9 @@ def step_without_backward(facts: Facts, view: View) -> Iterator[Hit]:
 
 def tail(facts: Facts, view: View) -> Iterator[Hit]:
     """GA302."""
-    if facts.opaque or facts.driven or not view.windows:
+    if facts.opaque or facts.driven or not view.windows or facts.trace.trimmed:
+        return
+    if facts.trace.measured & facts.trace.window_keys:
         return
     if not all(certain(view, facts, event) for window in view.windows for event in window.fresh):
         return
@@ -80,17 +83,20 @@ def _tail_leaks(facts: Facts, view: View) -> Iterator[Hit]:
         if usual < 2 or len(window.fresh) <= usual or not window.step.loops:
             continue
         last = window.fresh[-1]
-        if common_loop(window.step, last) != last.loops[-1]:
+        at = min(len(window.step.loops), len(last.loops))
+        if not at or window.step.loops[:at] != last.loops[:at]:
             continue
-        entries = {event.loops[-1].entry for event in window.fresh if event.loops}
-        if len(entries) < 2 or len({event.node for event in window.fresh}) > 1:
+        entries = {event.loops[at - 1].entry for event in window.fresh if len(event.loops) >= at}
+        passes = Counter(event.node for event in window.fresh)
+        if len(entries) < 2 or len(set(passes.values())) > 1:
             continue
+        each = len(passes)  # backward passes of one micro-batch
         yield hit(
             "GA302",
             window.step,
             "the counter starts anew in each epoch but the gradients do not: the last, short "
-            f"window leaks into the next epoch's first, which is then {len(window.fresh)} "
-            f"micro-batches instead of {usual}",
+            f"window leaks into the next epoch's first, which is then {len(window.fresh) // each} "
+            f"micro-batches instead of {usual // each}",
             (last, "backward adds to what is left over"),
         )
         return
@@ -116,7 +122,7 @@ def _tail_lost(facts: Facts, view: View) -> Iterator[Hit]:
 
 def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
     """GA303."""
-    if facts.opaque or facts.driven or len(view.windows) < 3:
+    if facts.opaque or facts.driven or len(view.windows) < 3 or facts.trace.shifted:
         return
     first = view.windows[0].step
     if not first.loops or "hook" in first.flags:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, is_model_root, zeroes
 from gradaccum.lint.hits import Hit, hit
 from gradaccum.lint.trace import Event
+from gradaccum.lint.values import Num, Thing
 
 __all__ = ["RULES"]
 
@@ -73,8 +74,11 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
         inner = [
             (mark, zero)
             for mark, zero in window.lost
-            if len(zero.loops) >= len(mark.loops)
-            or (not window.fresh and zero.loops == window.step.loops)
+            if not _detour(mark, zero, window)
+            and (
+                len(zero.loops) >= len(mark.loops)
+                or (not window.fresh and zero.loops == window.step.loops)
+            )
         ]
         if not inner or _by_hand(window):
             continue
@@ -104,14 +108,23 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
             )
 
 
+def _detour(mark: Event, zero: Event, window: Window) -> bool:
+    """Whether a pass and its zeroing come together, where no micro-batch of the window comes."""
+    usual = {key for event in window.fresh for key in event.unsure}
+    return bool(window.fresh) and any(
+        key in zero.unsure and key not in usual for key in mark.unsure
+    )
+
+
 def _by_hand(window: Window) -> bool:
     return any(event.kind in ("set_grad", "autograd_grad") for event in window.since)
 
 
 def _accumulates(view: View, window: Window, facts: Facts) -> bool:
     """Whether the wiped passes were meant for this window: the same line, in the same loop."""
-    nodes = {mark.node for mark, _ in window.lost}
-    if any(event.node in nodes for event in window.fresh):
+    places = {(mark.node, tuple([loop.node for loop in mark.loops])) for mark, _ in window.lost}
+    if any((event.node, tuple([loop.node for loop in event.loops])) in places
+           for event in window.fresh):  # fmt: skip
         first = window.lost[0][0]
         return common_loop(first, window.step) is not None or bool(first.loops)
     return False
@@ -139,6 +152,31 @@ def hook_steps(facts: Facts, view: View) -> Iterator[Hit]:
                 "this hook steps and clears in every backward, so nothing accumulates although "
                 "the loss is divided for a window",
                 (window.fresh[-1], "each backward runs the hook"),
+            )
+            return
+
+
+def never_accumulates(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA102: Accelerate was told of a window, and nothing ever opens one."""
+    if facts.opaque or any("accumulate" in event.flags for event in facts.backwards):
+        return
+    for window in view.windows[1:]:
+        if len(window.fresh) != 1:
+            continue
+        mark = window.fresh[0]
+        engine = mark.thing
+        told = engine.kwargs.get("gradient_accumulation_steps") if engine is not None else None
+        if engine is None or engine.kind != "accelerator" or not isinstance(told, (Num, Thing)):
+            continue
+        if isinstance(told, Num) and told.value < 2:
+            continue
+        if mark.loops == window.step.loops and not window.step.unsure:
+            yield hit(
+                "GA102",
+                window.step,
+                "the engine divides the loss for a window, but nothing enters `accumulate()`, so "
+                "every micro-batch steps",
+                (mark, "divided here by the length of the window"),
             )
             return
 
@@ -286,6 +324,7 @@ RULES = (
     never_zeroed,
     zeroed_inside,
     hook_steps,
+    never_accumulates,
     stale_start,
     other_losses_gradient,
     unowned,

@@ -12,10 +12,11 @@ from gradaccum.lint.collector import sweep
 from gradaccum.lint.evaluate import evaluate, key_of
 from gradaccum.lint.loops import LENGTH
 from gradaccum.lint.program import Module, Program
+from gradaccum.lint.rows import NESTS
 from gradaccum.lint.slicing import CORE, Slice, slice_module
-from gradaccum.lint.trace import Frame, Trace
+from gradaccum.lint.trace import Event, Frame, Trace
 from gradaccum.lint.values import Class, Env, Func, Thing, Value
-from gradaccum.lint.walk import PER_WALK, Exhausted, Walker, ones
+from gradaccum.lint.walk import PER_WALK, Exhausted, Walker
 
 __all__ = ["Survey", "survey"]
 
@@ -25,6 +26,7 @@ WALKS = 20
 """Walks of one root: decisions made last, which lie in the loop itself, are turned first."""
 ALIKE = 4
 """Walks in a row that showed nothing new, after which no more are made."""
+URGENT = 8
 TURNS = 8
 """Decisions of a walk without a backward that are turned to find one."""
 BUDGET = 60_000
@@ -122,10 +124,12 @@ def _explore(
     tried: set[tuple[bool, ...]] = set()
     made: list[_Made] = []
     plans: list[list[bool]] = [list(probe.choices), [False] * 64]
+    urgent: list[list[bool]] = []
+    """Plans that turn choices between ways to train only: all of them come first."""
     walks = alike = 0
     shapes: set[int] = set()
-    while plans and walks < WALKS and budget > 0:
-        plan = plans.pop(0)
+    while (plans or urgent) and walks < WALKS and budget > 0:
+        plan = urgent.pop(0) if urgent and walks > 1 else plans.pop(0) if plans else urgent.pop(0)
         again = _foreseen(plan, made, known, windows)
         if again is not None:
             walks += 1
@@ -152,8 +156,10 @@ def _explore(
         traces.append(walker.trace)
         for position in _positions(walker):
             turned = [*taken[:position], not taken[position]]
-            if taken[position] == walker.usual[position] and turned not in plans:
-                plans.append(turned)
+            if taken[position] != walker.usual[position] or turned in plans or turned in urgent:
+                continue
+            first = walker.ranks.get(walker.order[position], 2) < 2
+            (urgent if first and len(urgent) < URGENT else plans).append(turned)
     return Survey(root.node, traces, manner == "driven", manner == "twice")
 
 
@@ -181,8 +187,13 @@ def _foreseen(
     return None
 
 
-def _positions(walker: Walker) -> Iterator[int]:
-    """Decisions to turn: those made last first, for they lie in the loop itself.
+def _positions(walker: Walker) -> list[int]:
+    """Decisions to turn: first those between two ways to train, then those that wrap a model."""
+    return sorted(_last_first(walker), key=lambda index: walker.ranks.get(walker.order[index], 2))
+
+
+def _last_first(walker: Walker) -> Iterator[int]:
+    """Decisions made last first, for they lie in the loop itself.
 
     What the data decide and what the settings decide take turns: the one shows what a fault depends
     on, the other the configuration that has it.
@@ -208,9 +219,7 @@ def _probe(
 ) -> Walker:
     """A first walk; where it left before it trained, one that turned the decision to leave."""
     found, _ = _walk(program, module, root, slices, visited, [], known, windows, "once")
-    name = getattr(root.node, "name", "")
-    hopes = slices[module.path].functions.get(name, frozenset()) & {"backward", "manual_backward"}
-    if not hopes:
+    if not _hopes(root.node, slices[module.path]):
         return found
     first = found
     for position in range(len(first.order) - 1, max(-1, len(first.order) - 1 - TURNS), -1):
@@ -223,15 +232,31 @@ def _probe(
     return found if trained else first
 
 
+def _hopes(root: ast.AST, found: Slice) -> bool:
+    """Whether a root, or what it calls, spells out a backward pass."""
+    if isinstance(root, ast.Module):
+        spelled = [found.mentions.get(id(node), frozenset()) for node in root.body
+                   if not isinstance(node, NESTS)]  # fmt: skip
+    else:
+        spelled = [found.functions.get(getattr(root, "name", ""), frozenset())]
+    return any(words & {"backward", "manual_backward"} for words in spelled)
+
+
 def _shape(trace: Trace) -> int:
     """What a walk did, in one number."""
     return hash(
         tuple(
-            (event.kind, id(event.node), event.flags, len(event.loops))
+            (event.kind, id(event.node), event.flags, len(event.loops), _synced(event))
             for event in trace.events
             if event.kind not in ("escape", "forward", "mode", "store")
         )
     )
+
+
+def _synced(event: Event) -> bool:
+    """Whether a backward reaches a wrapped model."""
+    tensor = event.tensor if event.kind == "backward" else None
+    return tensor is not None and any("ddp" in model.uses for model in tensor.models)
 
 
 def _per_epoch(probe: Walker, root: _Root) -> bool:
@@ -312,10 +337,23 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
     walker.loops.pop()
 
 
+def _ones(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
+    """The parameters whose default is the number 1."""
+    spec = node.args
+    names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+    pairs = [*zip(reversed(names), reversed(spec.defaults), strict=False),
+             *zip([arg.arg for arg in spec.kwonlyargs], spec.kw_defaults, strict=True)]  # fmt: skip
+    return [
+        name
+        for name, default in pairs
+        if isinstance(default, ast.Constant) and type(default.value) is int and default.value == 1
+    ]
+
+
 def _unsaid(walker: Walker, home: Class) -> dict[str, Value]:
     """Arguments of a class that its caller may set: a default of 1 only switches a window off."""
     method = find_method(walker, home, "__init__")
-    return {} if method is None else {name: Thing("unknown", name) for name in ones(method.node)}
+    return {} if method is None else {name: Thing("unknown", name) for name in _ones(method.node)}
 
 
 _ANNOTATED = {

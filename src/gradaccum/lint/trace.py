@@ -59,6 +59,12 @@ class Trace:
     things: list[Thing] = field(default_factory=list)
     guessed: bool = False
     """A counter of unknown start was taken to start at zero."""
+    shifted: bool = False
+    """A counter of windows begins nobody knows where, or its window changes on the way."""
+    trimmed: bool = False
+    """The loop leaves by itself what would not fill a window."""
+    measured: set[str] = field(default_factory=set)
+    """Symbols that a loader was cut to a multiple of."""
     named: bool = False
     """The file calls something an optimizer that steps, so nothing unnamed is taken for one."""
     exact: bool = True

@@ -7,6 +7,7 @@ wherever it was put since.
 from __future__ import annotations
 
 import ast
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,6 +48,14 @@ class Divisor:
     """Whether it is the same for all micro-batches."""
 
 
+LONGEST = 400
+"""Characters of a key from which on its end is a checksum: `x = x * y + x` doubles it each time."""
+
+
+def _shortened(key: str) -> str:
+    return f"{key[:LONGEST]}#{zlib.crc32(key.encode())}"
+
+
 @dataclass(slots=True, eq=False, init=False)
 class Thing:
     """An object followed by identity; `kind` is what the source proves about it."""
@@ -78,7 +87,7 @@ class Thing:
     ) -> None:
         # by hand: a walk makes thousands, and a generated one calls a factory for each field
         self.kind = kind
-        self.key = key
+        self.key = key if len(key) <= LONGEST else _shortened(key)
         self.varies = varies
         self.attrs = {} if attrs is None else attrs
         self.models = models

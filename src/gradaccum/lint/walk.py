@@ -16,7 +16,7 @@ from gradaccum.lint.branches import branch, match, truth
 from gradaccum.lint.effects import enter
 from gradaccum.lint.evaluate import EXPRESSIONS, assign, evaluate, text
 from gradaccum.lint.expressions import HANDLERS
-from gradaccum.lint.loops import EXACT, WINDOW, elements, trips
+from gradaccum.lint.loops import EXACT, UNEVEN, WINDOW, elements, trips
 from gradaccum.lint.program import Module, Program
 from gradaccum.lint.slicing import Slice, slice_module
 from gradaccum.lint.trace import Doubt, Event, Frame, Trace
@@ -74,6 +74,8 @@ class Walker:
     joints: dict[str, tuple[bool, list[Doubt]]] = field(default_factory=dict)
     """Conditions made of several doubts, by their key."""
     parts: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    """Conditions that choose between two ways to train, or wrap a model: turned before others."""
     hooks: list[tuple[Func, Thing]] = field(default_factory=list)
     """Hooks that run in every backward, with the parameter they stand on."""
     result: Value = None
@@ -133,6 +135,8 @@ class Walker:
             used = {number for name, number in self.known.items() if name != "length"}
             free = [number for number in (WINDOW, 2, 5, 4, 7) if number not in used]
             self.known[key] = value if value is not None else (free[0] if free else WINDOW)
+            if self.known[key] != WINDOW:
+                self.known["length"] = UNEVEN  # so that this one leaves a tail as well
         self.trace.exact = False
         return Num(self.known[key], frozenset((key,)))
 
@@ -249,19 +253,6 @@ class Walker:
             del self.contexts[mark:]
             self.stack.pop()
             self.paths.pop()
-
-
-def ones(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
-    """The parameters whose default is the number 1."""
-    spec = node.args
-    names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
-    pairs = [*zip(reversed(names), reversed(spec.defaults), strict=False),
-             *zip([arg.arg for arg in spec.kwonlyargs], spec.kw_defaults, strict=True)]  # fmt: skip
-    return [
-        name
-        for name, default in pairs
-        if isinstance(default, ast.Constant) and type(default.value) is int and default.value == 1
-    ]
 
 
 def _bind(
@@ -390,7 +381,7 @@ def _loop(
     frame = Frame(node, walker.tick())
     walker.loops.append(frame)
     shapes: list[tuple[tuple[str, int, str], ...]] = []
-    budget = walker.budget
+    budget, begun = walker.budget, len(walker.trace.events)
     try:
         for index, (item, last) in enumerate(items):
             frame.turn(index, last)
@@ -406,13 +397,21 @@ def _loop(
                 shapes.append(_shape(walker.trace.events[start:]))
                 if index == STEADY - 1 and shapes[0] and len(set(shapes)) == 1:
                     break  # every iteration steps alike: more of them would say no more
-            if index and budget - walker.budget > LONG:
+            if index and _enough(walker, budget - walker.budget, begun):
                 break  # a whole training, twice over
             if walker.accumulations > accumulations + 1:
                 break  # an engine that keeps its own windows flushes at the end of each epoch
     finally:
         walker.loops.pop()
     return walker.block(node.orelse, env)
+
+
+def _enough(walker: Walker, cost: int, begun: int) -> bool:
+    """Whether a loop took long; one that has not stepped yet may take longer."""
+    if cost <= LONG:
+        return False
+    steps = any(event.kind == "step" for event in walker.trace.events[begun:])
+    return steps or cost > 2 * LONG
 
 
 def _shape(events: list[Event]) -> tuple[tuple[str, int, str], ...]:

@@ -1,0 +1,37 @@
+"""What wrong loops and their right twins are made of."""
+
+from gradaccum.lint.judge import judge
+from gradaccum.lint.program import Program
+
+HEAD = """
+import argparse, itertools, math
+from contextlib import nullcontext
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from accelerate import Accelerator
+from tqdm import tqdm
+from data import loader, files, lengths
+parser = argparse.ArgumentParser()
+args = parser.parse_args()
+"""
+
+MODEL = """
+net = nn.Linear(8, 2)
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+"""
+
+Pairs = dict[str, tuple[str, str, tuple[str, str]]]
+"""Name to code, text with `@` where the two differ, and the wrong and the right text there."""
+
+
+def pair(pairs: Pairs, name: str, code: str, text: str, bad: str, good: str) -> None:
+    pairs[name] = code, text, (bad, good)
+
+
+def codes(text: str) -> set[str]:
+    program = Program({"train.py": HEAD + text})
+    module = program.load("train.py")
+    assert module is not None, text
+    return {one.code for one in judge(program, module)}
