@@ -436,4 +436,34 @@ figure = scheduler.last_epoch
         figures=(3.5, 0.0),
         static=False,
     ),
+    Fault(
+        code="GA316",
+        title="a step in every micro-batch of a window",
+        severity="error",
+        what="Gradients are cleared once a window, but `optimizer.step()` runs after every "
+        "micro-batch: each step uses the sum so far.",
+        why="The first micro-batch of four is used four times, the last once: the weight is {bad} "
+        "instead of {good}.",
+        mend="Move `optimizer.step()` under the condition that clears the gradients.",
+        bad="""\
+for i, (x, y) in enumerate(data):
+    loss = (model(x) * -y).mean() / every
+    loss.backward()
+    optimizer.step()
+    if (i + 1) % every == 0:
+        optimizer.zero_grad()
+figure = model.weight.item()
+""",
+        good="""\
+for i, (x, y) in enumerate(data):
+    loss = (model(x) * -y).mean() / every
+    loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+figure = model.weight.item()
+""",
+        figures=(5.0, 2.5),
+        static=False,
+    ),
 )

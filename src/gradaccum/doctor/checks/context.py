@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gradaccum.doctor.checks.source import gated, microbatches
+from gradaccum.doctor.checks.source import gate, gated, microbatches
 from gradaccum.doctor.checks.story import Story, Window, place_of
 from gradaccum.doctor.checks.weights import Series, close, handled, scales, series
 from gradaccum.doctor.trace.model import Event, Place, Trace
@@ -27,6 +27,10 @@ class Context:
     """Optimizers of which a finding already explains what follows."""
     explained: set[int] = field(default_factory=set)
     """Parameters of which one does."""
+    replaced: set[int] = field(default_factory=set)
+    """Parameters whose place in the model another has taken."""
+    lost: bool = False
+    """Whether a finding already explains that no parameter changes."""
     _series: dict[int, list[Series]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,6 +64,11 @@ class Context:
         """Whether the step is known to stand under a condition in the backwards' loop."""
         micros = self.story.micros(window)
         return bool(micros) and gated(line, place_of(micros[-1])) is True
+
+    def gate(self, window: Window) -> Place | None:
+        """The condition that a window's update stands under, where it is mended."""
+        micros = self.story.micros(window)
+        return gate(window.line, place_of(micros[-1])) if micros else None
 
     def are_micros(self, window: Window, line: Place | None) -> str:
         """How the passes of an update are known to be micro-batches; empty if they are not.
