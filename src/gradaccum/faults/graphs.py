@@ -355,6 +355,37 @@ figure = running.item() / 512
         static=False,
     ),
     Fault(
+        code="GA803",
+        title="steps too small for 16-bit parameters",
+        severity="warning",
+        what="The optimizer steps on bfloat16 or float16 parameters, and each change is less than "
+        "half of a parameter's last bit.",
+        why="The change is rounded away: after four steps of 0.001 the weight is {bad} instead of "
+        "{good}.",
+        mend="Keep the parameters in float32 and compute under `torch.autocast`, or use an "
+        "optimizer with float32 master weights or stochastic rounding.",
+        bad="""\
+weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+tuner = torch.optim.SGD([weight], lr=0.001)
+for _ in range(4):
+    tuner.zero_grad()
+    (-weight).mean().backward()
+    tuner.step()
+figure = round(weight.item(), 4)
+""",
+        good="""\
+weight = nn.Parameter(torch.ones(1))
+tuner = torch.optim.SGD([weight], lr=0.001)
+for _ in range(4):
+    tuner.zero_grad()
+    (-weight).mean().backward()
+    tuner.step()
+figure = round(weight.item(), 4)
+""",
+        figures=(1.0, 1.004),
+        static=False,
+    ),
+    Fault(
         code="GA504",
         title="a checkpointed module counts twice",
         severity="warning",

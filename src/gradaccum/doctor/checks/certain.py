@@ -118,13 +118,13 @@ def _of(node: ast.AST, own: str) -> bool:
     return False
 
 
-def logged_by_updates(backward: Place, step: Place) -> Place | None:
+def logged_by_updates(backward: Place, step: Place, losses: set[str]) -> Place | None:
     """A line that divides a total of all losses by the number of updates.
 
     Args:
-        backward: of losses that are divided where they are differentiated, so that the total is of
-            undivided ones.
+        backward: of losses that are divided.
         step: of the updates, under a condition in the loop.
+        losses: names that stand for the undivided loss.
     """
     tree = tree_of(backward.path)
     if tree is None or backward.path != step.path:
@@ -134,7 +134,7 @@ def logged_by_updates(backward: Place, step: Place) -> Place | None:
     loop = next((node for node in micro if isinstance(node, ast.For | ast.While)), None)
     if gate is None or loop is None:
         return None
-    totals = {name for name in _added(loop, gate) if name}
+    totals = {name for name in _added(loop, gate, losses) if name}
     counts = {
         node.target.id
         for node in ast.walk(gate)
@@ -153,7 +153,7 @@ def logged_by_updates(backward: Place, step: Place) -> Place | None:
     return None
 
 
-def _added(loop: ast.AST, gate: ast.AST) -> Iterator[str]:
+def _added(loop: ast.AST, gate: ast.AST, losses: set[str]) -> Iterator[str]:
     """Names that every micro-batch adds `loss.item()`, or a detached loss, to as it is."""
     inside = set(map(id, ast.walk(gate)))
     for node in ast.walk(loop):
@@ -161,6 +161,6 @@ def _added(loop: ast.AST, gate: ast.AST) -> Iterator[str]:
             continue
         value = node.value
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-            plain = isinstance(value.func.value, ast.Name)
+            plain = isinstance(value.func.value, ast.Name) and value.func.value.id in losses
             if plain and value.func.attr in ("item", "detach") and isinstance(node.op, ast.Add):
                 yield str(getattr(node.target, "id", ""))

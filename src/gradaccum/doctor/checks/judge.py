@@ -48,8 +48,8 @@ RULES = (
 DETECTORS = frozenset(
     f"GA{number}"
     for number in (
-        *range(101, 107), *range(201, 208), *range(301, 310), 311, 312, 315, 316,
-        *range(401, 412), 501, 502, 503, 504, 505, 601, 602, 701, 702, 703, 801, 802,
+        *range(101, 107), *range(201, 208), *range(301, 310), 311, 312, 315, 316, 317,
+        *range(401, 412), 501, 502, 503, 504, 505, 601, 602, 701, 702, 703, 801, 802, 803,
     )
 )  # fmt: skip
 """Codes that a run can give away; a test holds each to its bad loop."""

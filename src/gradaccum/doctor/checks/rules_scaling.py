@@ -47,7 +47,8 @@ def not_divided(context: Context) -> Iterator[Hit]:
             why = "divided late" if late else context.are_micros(window, line)
             whole = [one for one in terms if one.known and _undivided(one, why)]
             shared = _stepped_between(context, window)
-            if why and not shared and len(whole) == len(terms) == 1:
+            alone = len(whole) == len(terms) == 1
+            if why and not shared and (alone or _none_divided(terms, len(window.fresh))):
                 yield from _whole(context, line, windows, window, late)
                 context.wrong += [(other, 1 / len(other.fresh), "") for other, _ in alike]
                 break
@@ -122,6 +123,24 @@ def _undivided(one: Series, why: str) -> bool:
         and all(close(abs(weight), one.weights[0]) for weight in one.weights)
         and (close(abs(one.weights[0]), 1.0) or why == "divided elsewhere")
     )
+
+
+def _none_divided(terms: list[Series], count: int) -> bool:
+    """Whether no term of several is divided by the micro-batches, and one counts in full.
+
+    What may be a division by the micro-batches leaves it open.
+    """
+    if len(terms) < 2 or not all(one.known and any(one.weights) for one in terms):
+        return False
+    steady = all(close(w, one.weights[0]) for one in terms for w in one.weights)
+    means = all(one.terms[0].reduction in ("mean", "none") for one in terms)
+    if not steady or not means or any(_may_divide(one, count) for one in terms if _scaled(one)):
+        return False
+    return any(close(one.weights[0], 1.0) and not one.terms[0].factors for one in terms)
+
+
+def _scaled(one: Series) -> bool:
+    return bool(one.terms[0].factors)
 
 
 def _beside(terms: list[Series], count: int, sure: bool) -> tuple[Series, Series] | None:

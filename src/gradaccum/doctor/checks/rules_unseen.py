@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from itertools import pairwise
 
 from gradaccum.doctor.checks.certain import (
     adds_to_gradient,
@@ -12,7 +14,7 @@ from gradaccum.doctor.checks.certain import (
 )
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.origin import flows, made
+from gradaccum.doctor.checks.origin import made
 from gradaccum.doctor.checks.patterns import receiver
 from gradaccum.doctor.checks.source import statement
 from gradaccum.doctor.checks.story import place_of
@@ -126,7 +128,7 @@ def logged(context: Context) -> Iterator[Hit]:
             place = place_of(micros[-1]) if len(micros) >= 2 else None
             if place is None or not context.gated(window, line):
                 continue
-            found = logged_by_updates(place, line) if _divides_late(place) else None
+            found = logged_by_updates(place, line, _undivided(place))
             if found is not None:
                 yield from hit(
                     "GA205",
@@ -140,13 +142,17 @@ def logged(context: Context) -> Iterator[Hit]:
             break
 
 
-def _divides_late(backward: Place) -> bool:
-    """Whether the loss is divided on its way to backward only, or under another name."""
+def _undivided(backward: Place) -> set[str]:
+    """Names that stand for a loss before it was divided for its backward."""
     node = statement(backward)
-    if receiver(node) and not receiver(node, plain=True):
-        return True
+    name = receiver(node)
+    if name and not receiver(node, plain=True):
+        return {name}  # (loss / 4).backward()
     lines = made(backward)
-    return bool(lines) and receiver(node) not in flows(lines[0][1])
+    value = lines[0][1] if lines else None
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div | ast.Mult):
+        return {one for one in (getattr(value.left, "id", ""),) if one and one != name}
+    return set()
 
 
 def written_behind(context: Context) -> Iterator[Hit]:
@@ -181,7 +187,95 @@ def narrow_log(context: Context) -> Iterator[Hit]:
             return
 
 
+def follows_each_time(context: Context) -> Iterator[Hit]:
+    """GA317: an average of the weights is moved between the micro-batches of an update."""
+    trace = context.trace
+    shapes = {p.index: p.shape for p in trace.params}
+    still = {p.index for p in trace.params if not p.arrivals and not p.owners}
+    for line, windows in context.lines():
+        trained = {shapes.get(p) for p in windows[0].params}
+        for window in windows:
+            micros = context.story.micros(window)
+            if len(micros) < 2 or not context.are_micros(window, line):
+                continue
+            writes = [
+                e
+                for e in window.of("write")
+                if e.get("target") == "param"
+                and set(e.get("params", ())) <= still
+                and {shapes.get(p) for p in e.get("params", ())} <= trained
+                and place_of(e) is not None
+            ]
+            between = [
+                [e for e in writes if one.n < e.n < after.n] for one, after in pairwise(micros)
+            ]
+            if not between[0] or not all(between):
+                continue
+            yield from hit(
+                "GA317",
+                between[0][-1],
+                f"the average of the weights is moved {len(micros)} times an update, between "
+                "micro-batches that have not changed them: it follows that much faster than meant "
+                f"({plural(context.updates(windows), 'update')})",
+                (micros[1], "the next micro-batch of the same update"),
+                (line, "the weights change only here"),
+            )
+            return
+
+
+def lost_in_rounding(context: Context) -> Iterator[Hit]:
+    """GA803: steps that change no parameter, each change being less than half of a last bit."""
+    narrow = {p.index for p in context.trace.params if p.dtype in ("bfloat16", "float16")}
+    for line, windows in context.lines():
+        seen = [w.step for w in windows if w.step is not None and w.step.get("change") is not None]
+        if len(seen) < 3 or not windows[0].params or not windows[0].params <= narrow:
+            continue
+        none = [e for e in seen if e.get("change") == 0.0 and (e.get("norm") or 0.0) > 0.0]
+        if len(none) < len(seen) or not all((e.get("lr") or 0.0) > 0.0 for e in seen):
+            continue
+        kind = next(p.dtype for p in context.trace.params if p.index in windows[0].params)
+        yield from hit(
+            "GA803",
+            line,
+            f"{plural(len(none), 'step')} with gradients, at a rate of {seen[0].get('lr'):.3g}, "
+            f"changed no value of {kind} that was looked at: each change is rounded away",
+        )
+        return
+
+
+def checkpointed_constant(context: Context) -> Iterator[Hit]:
+    """GA503: a reentrant checkpoint whose inputs ask for no gradient passes none on."""
+    trace = context.trace
+    stepped = {o.index for o in trace.optimizers if o.steps}
+    for event in trace.events:
+        if event.kind != "checkpoint" or not event.get("constant"):
+            continue
+        inner = set(event.get("params", ()))
+        none = [
+            p
+            for p in trace.params
+            if p.index in inner and not p.arrivals and p.requires_grad and stepped & set(p.owners)
+        ]
+        later = [e for e in trace.events if e.kind == "backward" and e.n > event.n]
+        if not none or len(none) < len(inner) or len(later) < 2:
+            continue
+        names = ", ".join(f"`{p.name or p.shape}`" for p in none[:3])
+        yield from hit(
+            "GA503",
+            event,
+            f"nothing that this reentrant checkpoint is given asks for a gradient, so it passes "
+            f"none on: {names} never get one",
+            (later[0], "this backward ends at the checkpoint"),
+            mend="Pass `use_reentrant=False`, or let an input require grad.",
+        )
+        context.replaced.update(inner)
+        return
+
+
 RULES = (
+    checkpointed_constant,
+    follows_each_time,
+    lost_in_rounding,
     written_behind,
     added_to_none,
     read_of_none,

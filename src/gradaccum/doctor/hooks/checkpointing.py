@@ -20,6 +20,7 @@ class _Checkpoint:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.met: set[type] = set()
+        self.constant: set[type] = set()
 
     def before(self, _: Any, frame: FrameType) -> Any:
         """A checkpoint begins: the frame of its forward has what it was given."""
@@ -32,13 +33,26 @@ class _Checkpoint:
         recorder, drawn = self.recorder, []
         if not preserve:
             drawn = [name or type(m).__name__ for name, m in module.named_modules() if _draws(m)]
-        new = self._new(module)
-        if drawn or new:
+        new, more = self._new(module), self._constant(module, frame)
+        if drawn or new or more:
             recorder.event(
                 "checkpoint", recorder.find(frame), recorder.now(),
-                preserve=not drawn, drops=drawn[:8], forwards=new,
+                preserve=not drawn, drops=drawn[:8], forwards=new, **more,
             )  # fmt: skip
         return None
+
+    def _constant(self, module: Any, frame: FrameType) -> dict[str, Any]:
+        """Of a reentrant checkpoint, a `Function`, to which nothing is given that asks for one."""
+        if frame.f_code.co_name != "forward" or type(module) in self.constant:
+            return {}
+        given = frame.f_locals.get("args", ())
+        if any(getattr(one, "requires_grad", False) for one in given):
+            return {}
+        self.constant.add(type(module))
+        return {
+            "constant": True,
+            "params": self.recorder.indexes(self.recorder.leaves.held(module)),
+        }
 
     def _new(self, module: Any) -> list[tuple[str, int]]:
         """Where the forwards of the script's own modules begin, of kinds not met before."""
