@@ -110,7 +110,9 @@ def divided_at(backward: Place | None) -> Place | None:
 def divided_by_count(backward: Place | None) -> Place | None:
     """The line above a backward that divides its loss by a sum, a count that may be zero."""
     scope = None if backward is None else _scope(backward)
-    for place, value in made(backward) if scope is not None else ():
+    if scope is None:
+        return None
+    for place, value in made(backward):
         for one in ast.walk(value):
             if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div):
                 parts = [one.right]
@@ -122,8 +124,9 @@ def divided_by_count(backward: Place | None) -> Place | None:
 
 
 def _counts(node: ast.expr) -> bool:
-    """`mask.sum()` and the like, as it is."""
-    return isinstance(node, ast.Call) and _called(node) in ("sum", "count_nonzero")
+    """`mask.sum()` and the like, as it is; Python's `sum` is of several micro-batches."""
+    called = node.func if isinstance(node, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr in ("sum", "count_nonzero")
 
 
 def _cuts(node: ast.AST) -> bool:

@@ -232,7 +232,7 @@ def mean_of_means(context: Context) -> Iterator[Hit]:
             lines = made(place)
             yield from hit(
                 "GA203",
-                lines[0][0] if lines else micros[-1],
+                lines[0][0] if lines and not gate(lines[0][0], place) else micros[-1],
                 f"micro-batches with {few:g} to {many:g} loss terms weigh the same "
                 f"({_figure(abs(one.weights[0]))}), so that a term of the smallest weighs "
                 + (f"{many / few:.3g} times as much as one of the largest" if few else "nothing"),

@@ -31,7 +31,7 @@ class Behind:
         self._now = recorder.torch.autograd._get_sequence_nr
         self._written: list[tuple[int, int, tuple[int, int], str]] = []
         self._saved: dict[type, list[str]] = {}
-        self._sums: dict[int, list[Any]] = {}
+        self._sums: dict[int, tuple[weakref.ref[Any], list[int]]] = {}
 
     def any_graph(self) -> bool:
         """Whether this thread has computed anything that has a graph."""
@@ -58,13 +58,14 @@ class Behind:
         if found is None or found[0]() is not tensor:
             if len(self._sums) >= MOST:
                 return
-            found = self._sums[id(tensor)] = [weakref.ref(tensor), 0]
-        found[1] += 1
-        if found[1] == _MANY[str(tensor.dtype)]:
+            found = self._sums[id(tensor)] = (weakref.ref(tensor), [0])
+        count = found[1]
+        count[0] += 1
+        if count[0] == _MANY[str(tensor.dtype)]:
             recorder = self.recorder
             kind = str(tensor.dtype).removeprefix("torch.")
             recorder.event(
-                "narrow", recorder.find(frame), recorder.now(), count=found[1], dtype=kind
+                "narrow", recorder.find(frame), recorder.now(), count=count[0], dtype=kind
             )
 
     def look(self, outputs: tuple[Any, ...], backward: int) -> None:
