@@ -31,6 +31,8 @@ class Context:
     """Parameters whose place in the model another has taken."""
     lost: bool = False
     """Whether a finding already explains that no parameter changes."""
+    _steps: list[Event] | None = None
+    _arrived: dict[int, list[Event]] | None = None
     _series: dict[int, list[Series]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -51,6 +53,24 @@ class Context:
         if found is None:
             found = self._series[id(window)] = series(self.story, window, self.factor)
         return found
+
+    @property
+    def steps(self) -> list[Event]:
+        """Every step of an optimizer."""
+        if self._steps is None:
+            self._steps = [event for event in self.trace.events if event.kind == "step"]
+        return self._steps
+
+    def arrived(self, param: int) -> list[Event]:
+        """The backwards that brought a parameter a gradient."""
+        if self._arrived is None:
+            found: dict[int, list[Event]] = {}
+            for event in self.trace.events:
+                if event.kind == "backward" and not event.get("nested"):
+                    for index in event.get("arrived", ()):
+                        found.setdefault(index, []).append(event)
+            self._arrived = found
+        return self._arrived.get(param, [])
 
     def handled(self, window: Window) -> Event | None:
         """Where the script changed the gradients itself."""

@@ -35,14 +35,6 @@ def rebound(context: Context) -> Iterator[Hit]:
             return
 
 
-def _arrived(context: Context, index: int) -> list[Event]:
-    return [
-        e
-        for e in context.trace.events
-        if e.kind == "backward" and index in e.get("arrived", ()) and not e.get("nested")
-    ]
-
-
 def _orphans(context: Context) -> list[Param]:
     """Parameters with gradients that no optimizer owns and nothing changes."""
     hands = {p for w in context.story.windows if w.optimizer is None for p in w.params}
@@ -59,18 +51,19 @@ def _orphans(context: Context) -> list[Param]:
 
 def _twin(context: Context, new: Param, old: list[Param]) -> tuple[Param, Event, Event] | None:
     """The parameter whose place another took, that one's backward, a step that missed it."""
-    own = _arrived(context, new.index)
+    own = context.arrived(new.index)
     if not own:
         return None
+    numbers = {e.n for e in own}
     for one in old:
         gone = not one.name and not one.arrivals and len(one.shape) == len(new.shape)
         if not gone and (not new.name or one.name != new.name):
             continue
-        if {e.n for e in own} & {e.n for e in _arrived(context, one.index)}:
+        if any(e.n in numbers for e in context.arrived(one.index)):
             continue
-        for step in context.trace.events:
-            late = step.kind == "step" and step.n > own[0].n
-            if late and step.get("optimizer") in one.owners and one.index in step.get("idle", ()):
+        for step in context.steps:
+            late = step.n > own[0].n and step.get("optimizer") in one.owners
+            if late and one.index in step.get("idle", ()):
                 return one, own[0], step
     return None
 
@@ -80,12 +73,17 @@ def taken_over(context: Context) -> Iterator[Hit]:
     trace = context.trace
     stepped = {o.index: o for o in trace.optimizers if o.steps}
     old = [p for p in trace.params if p.is_parameter and stepped.keys() & set(p.owners)]
+    by_name: dict[str, list[Param]] = {}
+    for one in old:
+        if one.name or not one.arrivals:
+            by_name.setdefault(one.name, []).append(one)
     found: list[tuple[Param, Param, Event, Event]] = []
     for new in _orphans(context):
-        twin = None if new.changes else _twin(context, new, old)
+        alike = [*by_name.get(new.name, ()), *(by_name.get("", ()) if new.name else ())]
+        twin = None if new.changes else _twin(context, new, alike)
         if twin is not None:
             found.append((new, *twin))
-            old = [one for one in old if one is not twin[0]]
+            by_name[twin[0].name].remove(twin[0])
     if not found:
         return
     new, one, backward, step = found[0]
@@ -108,7 +106,7 @@ def taken_over(context: Context) -> Iterator[Hit]:
     names_found = {p.name for p, *_ in found}
     context.explained.update(p.index for p in _orphans(context) if p.name in names_found)
     everything = not _orphans(context)
-    if everything and all(one.index in step.get("idle", ()) for one in old):
+    if everything and {p.index for p in old} <= set(step.get("idle", ())):
         context.faulty.add(optimizer.index)
     context.replaced.update(one.index for _, one, *_ in found)
 
@@ -119,14 +117,21 @@ def unowned(context: Context) -> Iterator[Hit]:
     if not trace.complete or trace.error:
         return
     stepped = [o for o in trace.optimizers if o.steps]
+    owned = {o.index: frozenset(o.params) for o in stepped}
+    beside: dict[tuple[int, int], bool] = {}
     seen: dict[int, list[Param]] = {}
     for one in _orphans(context):
-        own = _arrived(context, one.index)
+        own = context.arrived(one.index)
         if len(own) < 2 or not one.name or one.zeroed:
             continue
         for optimizer in stepped:
-            both = [e for e in own if set(e.get("arrived", ())) & set(optimizer.params)]
-            if 2 * len(both) > len(own):
+            both = 0
+            for event in own:
+                key = event.n, optimizer.index
+                if key not in beside:
+                    beside[key] = not owned[optimizer.index].isdisjoint(event.get("arrived", ()))
+                both += beside[key]
+            if 2 * both > len(own):
                 seen.setdefault(optimizer.index, []).append(one)
                 break
     for optimizer in stepped:
@@ -144,7 +149,7 @@ def _told_unowned(context: Context, optimizer: Opt, params: list[Param]) -> list
         optimizer.user or optimizer.at,
         f"{names} {'get' if len(params) > 1 else 'gets'} a gradient in each of "
         f"{plural(params[0].arrivals, 'backward')}, and nothing owns or clears them",
-        (_arrived(context, params[0].index)[-1], "each backward computes them"),
+        (context.arrived(params[0].index)[-1], "each backward computes them"),
         severity="note",
         mend="Give them to the optimizer if they are to be trained; else call "
         "`requires_grad_(False)` on them, or compute what they give under `torch.no_grad()`.",
@@ -162,9 +167,12 @@ def idle(context: Context) -> Iterator[Hit]:
         return
     for optimizer in trace.optimizers:
         windows = [w for w in context.story.windows if w.optimizer == optimizer.index]
-        owned = [p for p in trace.params if p.index in optimizer.params]
+        mine = set(optimizer.params)
+        owned = [p for p in trace.params if p.index in mine]
         if len(windows) < 2 or not any(p.arrivals for p in owned):
             continue
+        idle_in = [set(w.step.get("idle", ())) if w.step else set() for w in windows]
+        always = set.intersection(*idle_in)
         still = [
             p
             for p in owned
@@ -172,7 +180,7 @@ def idle(context: Context) -> Iterator[Hit]:
             and not p.changes
             and p.requires_grad
             and p.index not in context.replaced
-            and all(p.index in (w.step.get("idle", ()) if w.step else ()) for w in windows)
+            and p.index in always
         ]
         backwards = [e for e in trace.events if e.kind == "backward"]
         place = place_of(backwards[-1]) if backwards else None
