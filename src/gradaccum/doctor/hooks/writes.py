@@ -52,22 +52,27 @@ class _Mutator:
             compiler(compiling)
             return
         try:
-            meant = recorder.leaves.meant(tensor)
-            if meant is None and not recorder.places.ours(frame):
-                meant = recorder.leaves.alias(tensor)
-            if self._name == "requires_grad_":
-                if meant is None and type(tensor) is self._plain[1]:
-                    recorder.leaves.track(tensor)
-                recorder.mark("require", frame, self._name)
-            elif meant is not None:
-                recorder.mark(meant[0], frame, self._name, meant[1])
-            else:
-                self._behind.note(tensor, self._name, frame)
+            with recorder.torch._C.DisableTorchFunction():  # the script's modes see none of it
+                self._tell(tensor, frame)
         except Exception as error:  # noqa: BLE001 - the script must not notice
             recorder.fail(error, "write")
         finally:
             recorder.leave()
             compiler(compiling)
+
+    def _tell(self, tensor: Any, frame: Any) -> None:
+        recorder = self._recorder
+        meant = recorder.leaves.meant(tensor)
+        if meant is None and not recorder.places.ours(frame):
+            meant = recorder.leaves.alias(tensor)
+        if self._name == "requires_grad_":
+            if meant is None and type(tensor) is self._plain[1]:
+                recorder.leaves.track(tensor)
+            recorder.mark("require", frame, self._name)
+        elif meant is not None:
+            recorder.mark(meant[0], frame, self._name, meant[1])
+        else:
+            self._behind.note(tensor, self._name, frame)
 
 
 class _Setter:
@@ -141,7 +146,7 @@ class _Hooking:
 
 def install(recorder: Recorder, behind: Behind, patches: Patches) -> None:
     """Listen to methods that write in place, and to `.grad =` and `.data =`."""
-    uncompiled(recorder.torch, _Mutator.__get__, _Mutator._note, _Setter.__get__)
+    uncompiled(recorder.torch, _Mutator.__get__, _Mutator._note, _Mutator._tell, _Setter.__get__)
     tensor, base = recorder.torch.Tensor, recorder.torch._C.TensorBase
     names = [
         name
