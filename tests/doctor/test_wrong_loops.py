@@ -143,8 +143,8 @@ for start in (0, 4):
         """
 for i, (x, y) in enumerate(data):
     out = model(x)
-    loss = F.cross_entropy(out, y) / 4 + out.pow(2).mean()
-    loss.backward()  #!
+    loss = F.cross_entropy(out, y) / 4 + out.pow(2).mean()  #!
+    loss.backward()
     if i % 4 == 3:
         optimizer.step()
         optimizer.zero_grad()
@@ -200,8 +200,8 @@ for i, (x, y) in enumerate(data):
 for epoch in range(3):
     for i, (x, y) in enumerate(data[:7]):
         (F.cross_entropy(model(x), y) / 4).backward()
-        if (i + 1) % 4 == 0:
-            optimizer.step()  #!
+        if (i + 1) % 4 == 0:  #!
+            optimizer.step()
             optimizer.zero_grad()
 """,
     ),
@@ -210,8 +210,8 @@ for epoch in range(3):
         """
 for i, (x, y) in enumerate(data):
     (F.cross_entropy(model(x), y) / 4).backward()
-    if (i + 1) % 4:
-        optimizer.step()  #!
+    if (i + 1) % 4:  #!
+        optimizer.step()
         optimizer.zero_grad()
 """,
     ),
@@ -224,8 +224,8 @@ class Options:
 every = Options.every
 for i, (x, y) in enumerate(data):
     (F.cross_entropy(model(x), y) / every).backward()
-    if (i + 1) % Options.every:
-        optimizer.step()  #!
+    if (i + 1) % Options.every:  #!
+        optimizer.step()
         optimizer.zero_grad()
 """,
     ),
@@ -235,8 +235,8 @@ for i, (x, y) in enumerate(data):
 for i, (x, y) in enumerate(data):
     out = model(x)
     ((F.cross_entropy(out, y) + 0.5 * out.pow(2).mean()) / 4).backward()
-    if i % 4 == 0:
-        optimizer.step()  #!
+    if i % 4 == 0:  #!
+        optimizer.step()
         optimizer.zero_grad()
 """,
     ),
@@ -247,8 +247,8 @@ for epoch in range(3):
     for i, (x, y) in enumerate(data[:7]):
         out = model(x)
         ((F.cross_entropy(out, y) + 0.5 * out.pow(2).mean()) / 4).backward()
-        if (i + 1) % 4 == 0:
-            optimizer.step()  #!
+        if (i + 1) % 4 == 0:  #!
+            optimizer.step()
             optimizer.zero_grad()
 """,
     ),
@@ -310,8 +310,8 @@ for i in range(16):
     x, y = data[i % 8]
     every = max(1, round(1 + 3 * min(i / 10, 1)))
     F.cross_entropy(model(x), y).backward()
-    if i % every == 0:
-        optimizer.step()  #!
+    if i % every == 0:  #!
+        optimizer.step()
         optimizer.zero_grad()
 """,
     ),

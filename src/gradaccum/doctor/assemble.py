@@ -111,7 +111,7 @@ def _unwritable(path: Path, error: OSError) -> InputError:
         f"cannot write {path}: {error.strerror}.",
         got=str(path),
         expected="a file in a folder that exists and that you may write to",
-        do="gradaccum report TRACE --html another.html, with the trace named below",
+        do="check the path and that its folder exists",
     )
 
 

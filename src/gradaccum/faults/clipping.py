@@ -283,7 +283,6 @@ norms = [p.grad.norm() for p in whole.parameters() if p.grad is not None]
 figure = len(norms)
 """,
         figures=(0.0, 1.0),
-        runtime=False,
     ),
     Fault(
         code="GA410",

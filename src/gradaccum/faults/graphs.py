@@ -323,6 +323,69 @@ figure = total.item()
         figures=(256.0, 512.0),
     ),
     Fault(
+        code="GA802",
+        title="a running loss is summed in 16 bit",
+        severity="note",
+        what="The losses of many batches are added up, for the log, in one bfloat16 or float16 "
+        "number.",
+        why="bfloat16 keeps 8 bits: a sum of ones stops at 256, so the mean that is logged for 512 "
+        "batches is {bad} instead of {good}. Training is unaffected.",
+        mend="Add `loss.item()` to a Python number, or keep the total in float32.",
+        bad="""\
+weight = torch.ones(1, dtype=torch.bfloat16, requires_grad=True)
+running = torch.zeros((), dtype=torch.bfloat16)
+for _ in range(512):
+    loss = weight.mean()
+    loss.backward()
+    weight.grad = None
+    running += loss.detach()
+figure = running.item() / 512
+""",
+        good="""\
+weight = torch.ones(1, dtype=torch.bfloat16, requires_grad=True)
+running = torch.zeros(())
+for _ in range(512):
+    loss = weight.mean()
+    loss.backward()
+    weight.grad = None
+    running += loss.detach()
+figure = running.item() / 512
+""",
+        figures=(0.5, 1.0),
+        static=False,
+    ),
+    Fault(
+        code="GA803",
+        title="steps too small for 16-bit parameters",
+        severity="warning",
+        what="The optimizer steps on bfloat16 or float16 parameters, and each change is less than "
+        "half of a parameter's last bit.",
+        why="The change is rounded away: after four steps of 0.001 the weight is {bad} instead of "
+        "{good}.",
+        mend="Keep the parameters in float32 and compute under `torch.autocast`, or use an "
+        "optimizer with float32 master weights or stochastic rounding.",
+        bad="""\
+weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+tuner = torch.optim.SGD([weight], lr=0.001)
+for _ in range(4):
+    tuner.zero_grad()
+    (-weight).mean().backward()
+    tuner.step()
+figure = round(weight.item(), 4)
+""",
+        good="""\
+weight = nn.Parameter(torch.ones(1))
+tuner = torch.optim.SGD([weight], lr=0.001)
+for _ in range(4):
+    tuner.zero_grad()
+    (-weight).mean().backward()
+    tuner.step()
+figure = round(weight.item(), 4)
+""",
+        figures=(1.0, 1.004),
+        static=False,
+    ),
+    Fault(
         code="GA504",
         title="a checkpointed module counts twice",
         severity="warning",
@@ -356,7 +419,6 @@ figure = len(seen)
 """,
         figures=(8.0, 4.0),
         prelude=_CHECKPOINT,
-        runtime=False,
     ),
     Fault(
         code="GA505",

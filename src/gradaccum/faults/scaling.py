@@ -149,7 +149,6 @@ for i, (x, y) in enumerate(data):
 figure = total / batches
 """,
         figures=(30.0, 7.5),
-        runtime=False,
     ),
     Fault(
         code="GA206",
@@ -178,7 +177,6 @@ figure = int(weight.grad.isfinite().sum())
 """,
         figures=(0.0, 2.0),
         prelude=_TOKENS,
-        runtime=False,
     ),
     Fault(
         code="GA207",

@@ -41,27 +41,6 @@ again.load_state_dict(state[1])
 train(resumed, again, stream[{saved}:])
 figure = resumed.weight.item()
 """
-_PLANNED = """\
-import math
-
-loader = data + data[:2]
-epochs, figure = 2, 0
-schedule = torch.optim.lr_scheduler.OneCycleLR(
-    optimizer, 0.1, total_steps=epochs * math.ceil(len(loader) / every)
-)
-try:
-    for epoch in range(epochs):
-        for i, (x, y) in enumerate(loader):
-            window = min(every, len(loader) - i // every * every)
-            (nn.functional.mse_loss(model(x), y) / window).backward()
-            if (i + 1) % every == 0 or i + 1 == len(loader):
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
-                figure += 1
-except ValueError:
-    pass
-"""
 _SIX = PRELUDE.replace("(1.0, 2.0, 3.0, 4.0)", "(1.0, 1.0, 1.0, 1.0, 9.0, 9.0)")
 
 FAULTS = (
@@ -166,38 +145,6 @@ for target in (1.0, -0.01):
 figure = round(model.weight.item(), 3)
 """,
         figures=(0.0, 0.166),
-    ),
-    Fault(
-        code="GA305",
-        title="the scheduler steps per micro-batch",
-        severity="warning",
-        what="`scheduler.step()` runs once a micro-batch while the optimizer steps once a window.",
-        why="The schedule runs N times too fast: after one update the rate is {bad} instead of "
-        "{good}.",
-        mend="Move `scheduler.step()` under the condition that steps the optimizer.",
-        bad="""\
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-for i, (x, y) in enumerate(data):
-    loss = nn.functional.mse_loss(model(x), y) / every
-    loss.backward()
-    if (i + 1) % every == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-    scheduler.step()
-figure = scheduler.get_last_lr()[0]
-""",
-        good="""\
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-for i, (x, y) in enumerate(data):
-    loss = nn.functional.mse_loss(model(x), y) / every
-    loss.backward()
-    if (i + 1) % every == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
-figure = scheduler.get_last_lr()[0]
-""",
-        figures=(0.0625, 0.5),
     ),
     Fault(
         code="GA306",
@@ -366,62 +313,6 @@ figure = pending
         runtime=False,
     ),
     Fault(
-        code="GA311",
-        title="the scheduler goes on where the step was skipped",
-        severity="warning",
-        what="A GradScaler skips the step when a gradient overflows; the scheduler steps all the "
-        "same.",
-        why="One of three steps overflows: the schedule stands at {bad} for {good} updates.",
-        mend="Compare `scaler.get_scale()` before and after `update()`, and step the scheduler "
-        "only if it did not fall.",
-        bad="""\
-import warnings
-
-warnings.simplefilter("ignore")
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-for x in (1.0, float("inf"), 1.0):
-    optimizer.zero_grad()
-    scaler.scale(model(torch.full((1, 1), x)).sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    scheduler.step()
-figure = scheduler.last_epoch
-""",
-        good="""\
-import warnings
-
-warnings.simplefilter("ignore")
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-for x in (1.0, float("inf"), 1.0):
-    optimizer.zero_grad()
-    scaler.scale(model(torch.full((1, 1), x)).sum()).backward()
-    before = scaler.get_scale()
-    scaler.step(optimizer)
-    scaler.update()
-    if scaler.get_scale() >= before:
-        scheduler.step()
-figure = scheduler.last_epoch
-""",
-        figures=(3.0, 2.0),
-        usual=False,
-    ),
-    Fault(
-        code="GA312",
-        title="the schedule is planned for another number of updates",
-        severity="warning",
-        what="The schedule's length, or its warm-up's, is counted in micro-batches, or rounded "
-        "down, while the loop steps it once an update and also steps the tail.",
-        why="A schedule that is too short refuses: the loop below stops after {bad} updates "
-        "instead of {good}; a decay reaches its end too early. One that is too long never gets "
-        "past its warm-up.",
-        mend="Count updates: `epochs * math.ceil(len(loader) / every)`.",
-        bad=_PLANNED.replace("math.ceil(len(loader) / every)", "(len(loader) // every)"),
-        good=_PLANNED,
-        figures=(2.0, 4.0),
-    ),
-    Fault(
         code="GA315",
         title="a state is saved inside a window",
         severity="warning",
@@ -434,6 +325,36 @@ figure = scheduler.last_epoch
         bad=_RESUME.format(saved=6),
         good=_RESUME.format(saved=4),
         figures=(3.5, 0.0),
+        static=False,
+    ),
+    Fault(
+        code="GA316",
+        title="a step in every micro-batch of a window",
+        severity="error",
+        what="Gradients are cleared once a window, but `optimizer.step()` runs after every "
+        "micro-batch: each step uses the sum so far.",
+        why="The first micro-batch of four is used four times, the last once: the weight is {bad} "
+        "instead of {good}.",
+        mend="Move `optimizer.step()` under the condition that clears the gradients.",
+        bad="""\
+for i, (x, y) in enumerate(data):
+    loss = (model(x) * -y).mean() / every
+    loss.backward()
+    optimizer.step()
+    if (i + 1) % every == 0:
+        optimizer.zero_grad()
+figure = model.weight.item()
+""",
+        good="""\
+for i, (x, y) in enumerate(data):
+    loss = (model(x) * -y).mean() / every
+    loss.backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+figure = model.weight.item()
+""",
+        figures=(5.0, 2.5),
         static=False,
     ),
 )

@@ -147,11 +147,12 @@ figure = round(norm.item(), 3)
 backbone, head = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
 nn.init.ones_(backbone.weight), nn.init.ones_(head.weight)
 whole = nn.Sequential(backbone, head)
+backbone.requires_grad_(False)
 tuner = torch.optim.SGD(head.parameters(), lr=0.0)
 for x, _ in data:
     tuner.zero_grad()
     whole(x).mean().backward()
-    norm = nn.utils.clip_grad_norm_(head.parameters(), 100.0)
+    norm = nn.utils.clip_grad_norm_(whole.parameters(), 100.0)
     tuner.step()
 figure = round(norm.item(), 3)
 """,
@@ -186,6 +187,5 @@ for _, y in data:
     figure += 1
 """,
         figures=(0.0, 4.0),
-        runtime=False,
     ),
 )

@@ -201,8 +201,8 @@ def _state(diagnosis: Diagnosis) -> str:
 
 def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str, str, str]]:
     """Figure, unit, what it means, and its state."""
-    found, written = weighed(diagnosis), happened(diagnosis, "write")
-    outside = f"{number(written)} outside any optimizer" if written else ""
+    found, alone = weighed(diagnosis), not happened(diagnosis, "step")
+    outside = "outside any optimizer" if alone and updates(diagnosis) else ""
     tiles = [
         (number(happened(diagnosis, "backward")), "backward passes", "", ""),
         (number(updates(diagnosis)), "updates", outside, ""),

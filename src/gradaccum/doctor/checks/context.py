@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gradaccum.doctor.checks.source import gated, microbatches
+from gradaccum.doctor.checks.source import gate, gated, microbatches
 from gradaccum.doctor.checks.story import Story, Window, place_of
 from gradaccum.doctor.checks.weights import Series, close, handled, scales, series
 from gradaccum.doctor.trace.model import Event, Place, Trace
@@ -27,6 +27,12 @@ class Context:
     """Optimizers of which a finding already explains what follows."""
     explained: set[int] = field(default_factory=set)
     """Parameters of which one does."""
+    replaced: set[int] = field(default_factory=set)
+    """Parameters whose place in the model another has taken."""
+    lost: bool = False
+    """Whether a finding already explains that no parameter changes."""
+    _steps: list[Event] | None = None
+    _arrived: dict[int, list[Event]] | None = None
     _series: dict[int, list[Series]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -48,6 +54,24 @@ class Context:
             found = self._series[id(window)] = series(self.story, window, self.factor)
         return found
 
+    @property
+    def steps(self) -> list[Event]:
+        """Every step of an optimizer."""
+        if self._steps is None:
+            self._steps = [event for event in self.trace.events if event.kind == "step"]
+        return self._steps
+
+    def arrived(self, param: int) -> list[Event]:
+        """The backwards that brought a parameter a gradient."""
+        if self._arrived is None:
+            found: dict[int, list[Event]] = {}
+            for event in self.trace.events:
+                if event.kind == "backward" and not event.get("nested"):
+                    for index in event.get("arrived", ()):
+                        found.setdefault(index, []).append(event)
+            self._arrived = found
+        return self._arrived.get(param, [])
+
     def handled(self, window: Window) -> Event | None:
         """Where the script changed the gradients itself."""
         return handled(window)
@@ -60,6 +84,11 @@ class Context:
         """Whether the step is known to stand under a condition in the backwards' loop."""
         micros = self.story.micros(window)
         return bool(micros) and gated(line, place_of(micros[-1])) is True
+
+    def gate(self, window: Window) -> Place | None:
+        """The condition that a window's update stands under, where it is mended."""
+        micros = self.story.micros(window)
+        return gate(window.line, place_of(micros[-1])) if micros else None
 
     def are_micros(self, window: Window, line: Place | None) -> str:
         """How the passes of an update are known to be micro-batches; empty if they are not.

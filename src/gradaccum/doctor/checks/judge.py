@@ -9,15 +9,18 @@ from gradaccum.doctor.checks import (
     rules_clipping,
     rules_graphs,
     rules_hand,
+    rules_lost,
     rules_scaling,
+    rules_schedules,
     rules_stepping,
+    rules_unseen,
     rules_values,
     rules_zeroing,
 )
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, finding
 from gradaccum.doctor.checks.story import tell
-from gradaccum.doctor.checks.verdict import verdict
+from gradaccum.doctor.checks.verdict import updated, verdict
 from gradaccum.doctor.checks.weights import chart
 from gradaccum.doctor.trace.model import Trace
 from gradaccum.records.diagnosis import TermSeen
@@ -27,21 +30,26 @@ __all__ = ["DETECTORS", "Judgement", "judge"]
 
 RULES = (
     rules_stepping.saved_in_mid_window,
+    rules_lost.rebound,
+    *rules_lost.RULES,
     *rules_clipping.RULES,
     *rules_graphs.RULES,
     *rules_zeroing.RULES,
     *rules_scaling.RULES,
+    *rules_schedules.RULES,
     *rules_stepping.RULES,
     *rules_hand.RULES,
     *rules_values.RULES,
+    *rules_unseen.RULES,
+    *rules_lost.NOTES,
 )
 """In an order in which what explains others comes first."""
 
 DETECTORS = frozenset(
     f"GA{number}"
     for number in (
-        *range(101, 106), *range(201, 205), 207, *range(301, 310), 311, 312, 315, *range(401, 409),
-        410, 411, 501, 502, 503, 505, 601, 602, 701, 702, 703, 801,
+        *range(101, 107), *range(201, 208), *range(301, 310), 311, 312, 315, 316, 317,
+        *range(401, 412), 501, 502, 503, 504, 505, 601, 602, 701, 702, 703, 801, 802, 803,
     )
 )  # fmt: skip
 """Codes that a run can give away; a test holds each to its bad loop."""
@@ -58,6 +66,8 @@ class Judgement:
     findings: tuple[Finding, ...] = ()
     weights: Mapping[int, tuple[TermSeen, ...]] = field(default_factory=dict)
     """Loss terms by the number of their backward."""
+    updates: int = 0
+    """How many the run made, as the verdict counts them."""
 
 
 def judge(trace: Trace) -> Judgement:
@@ -71,4 +81,4 @@ def judge(trace: Trace) -> Judgement:
         kept.setdefault((one.code, one.place.path, one.place.line), one)
     found = sorted(map(finding, kept.values()), key=lambda one: (_RANK[one.severity], one.line))
     weights = chart(context.story, context.factor, context.wrong)
-    return Judgement(verdict(context, found), tuple(found), weights)
+    return Judgement(verdict(context, found), tuple(found), weights, updated(context))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import clips, hook_function, lines_that
+from gradaccum.doctor.checks.patterns import clips, hook_function, lines_that
 from gradaccum.doctor.checks.story import Window, place_of
 from gradaccum.doctor.trace.model import Event, Place
 

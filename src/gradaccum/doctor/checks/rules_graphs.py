@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import keeps, lines_that
+from gradaccum.doctor.checks.origin import cut, leaves_inference
+from gradaccum.doctor.checks.patterns import keeps, lines_that
 from gradaccum.doctor.checks.story import Window, place_of
 from gradaccum.doctor.trace.model import Event, Place
 
@@ -72,27 +73,56 @@ def no_graph(context: Context) -> Iterator[Hit]:
     """GA503."""
     trace = context.trace
     owned = {p for o in trace.optimizers for p in o.params}
-    if not owned:
+    if not owned or context.lost:
         return
+    reached = any(set(e.get("arrived", ())) & owned for e in trace.events if e.kind == "backward")
+    real = {p.index for p in trace.params if p.is_parameter}
     for event in trace.events:
         if event.kind != "backward" or event.get("nested") or event.get("inputs"):
             continue
         reading = context.story.readings.get(event.get("b"))
         leaf = event.get("leaf") or (reading is not None and "no graph" in reading.why)
-        if not leaf or set(event.get("arrived", ())) & owned:
+        arrived = set(event.get("arrived", ()))
+        # A loss of inputs alone, as an attack's is, stands beside others that train.
+        leaf = leaf or (not reached and bool(arrived) and not arrived & real and _steps(context))
+        if not leaf or arrived & owned:
             continue
         same = [e for e in trace.events if e.kind == "backward" and place_of(e) == place_of(event)]
         if any(set(e.get("arrived", ())) & owned for e in same):
             continue
         yield from hit(
             "GA503",
-            _silenced(event) or event,
+            _silenced(event) or cut(place_of(event)) or event,
             f"the loss has no graph that leads to a parameter: its backward brings no gradient "
             f"({plural(len(same), 'backward')} in what was looked at)",
-            (event, "this backward reaches only the loss itself"),
+            (event, "this backward reaches no parameter of the optimizer"),
         )
         context.faulty.update(o.index for o in trace.optimizers)
         return
+
+
+def refused(context: Context) -> Iterator[Hit]:
+    """GA503: what was made under `inference_mode` goes into a loss, and no backward follows."""
+    events = [e for e in context.trace.events if e.kind in ("forward", "backward")]
+    for made, used, after in zip(events, events[1:], [*events[2:], None], strict=False):
+        if not made.get("inference") or made.kind != "forward" or used.kind != "forward":
+            continue
+        if used.get("nograd") or (after is not None and after.kind == "backward"):
+            continue
+        place = place_of(made)
+        if place is not None and leaves_inference(place):
+            yield from hit(
+                "GA503",
+                made,
+                "this is computed under `inference_mode` and used in a loss, which autograd "
+                "refuses: no backward followed. Under `no_grad` the numbers are the same",
+                (used, "refused here"),
+            )
+            return
+
+
+def _steps(context: Context) -> bool:
+    return any(o.steps for o in context.trace.optimizers)
 
 
 def _silenced(event: Event) -> Place | None:
@@ -273,6 +303,7 @@ def keeps_graphs(context: Context) -> Iterator[Hit]:
 
 RULES = (
     keeps_graphs,
+    refused,
     no_graph,
     counted_again,
     entered_late,

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import divided_late, gate_counts, gate_divides
+from gradaccum.doctor.checks.origin import divided_at, divided_by_count, made
+from gradaccum.doctor.checks.patterns import divided_late
+from gradaccum.doctor.checks.source import gate, gate_counts, gate_divides
 from gradaccum.doctor.checks.story import Window, inside, place_of, usual
 from gradaccum.doctor.checks.weights import Series, close
 from gradaccum.doctor.trace.model import Event, Place
@@ -45,7 +47,8 @@ def not_divided(context: Context) -> Iterator[Hit]:
             why = "divided late" if late else context.are_micros(window, line)
             whole = [one for one in terms if one.known and _undivided(one, why)]
             shared = _stepped_between(context, window)
-            if why and not shared and len(whole) == len(terms) == 1:
+            alone = len(whole) == len(terms) == 1
+            if why and not shared and (alone or _none_divided(terms, len(window.fresh))):
                 yield from _whole(context, line, windows, window, late)
                 context.wrong += [(other, 1 / len(other.fresh), "") for other, _ in alike]
                 break
@@ -96,13 +99,16 @@ def _whole(
 
 def _partly(context: Context, window: Window, right: Series, other: Series) -> list[Hit]:
     count = len(window.fresh)
+    last = context.story.micros(window)[-1]
+    composed = divided_at(place_of(last))
     return hit(
         "GA201",
-        context.story.micros(window)[-1],
+        composed or last,
         f"over the {count} micro-batches one term of the loss adds up to its mean, another is not "
         f"divided: `{other.terms[0].name}` weighs {_figure(other.weights[0])} in each and "
         f"{_figure(other.total)} in all, `{right.terms[0].name}` {_figure(right.weights[0])} and "
         f"{_figure(right.total)}",
+        (last if composed else None, "the backward of this loss"),
         (window.line, f"one update for {count} micro-batches"),
         severity="warning" if other.terms[0].factors else "",
     )
@@ -117,6 +123,24 @@ def _undivided(one: Series, why: str) -> bool:
         and all(close(abs(weight), one.weights[0]) for weight in one.weights)
         and (close(abs(one.weights[0]), 1.0) or why == "divided elsewhere")
     )
+
+
+def _none_divided(terms: list[Series], count: int) -> bool:
+    """Whether no term of several is divided by the micro-batches, and one counts in full.
+
+    What may be a division by the micro-batches leaves it open.
+    """
+    if len(terms) < 2 or not all(one.known and any(one.weights) for one in terms):
+        return False
+    steady = all(close(w, one.weights[0]) for one in terms for w in one.weights)
+    means = all(one.terms[0].reduction in ("mean", "none") for one in terms)
+    if not steady or not means or any(_may_divide(one, count) for one in terms if _scaled(one)):
+        return False
+    return any(close(one.weights[0], 1.0) and not one.terms[0].factors for one in terms)
+
+
+def _scaled(one: Series) -> bool:
+    return bool(one.terms[0].factors)
 
 
 def _beside(terms: list[Series], count: int, sure: bool) -> tuple[Series, Series] | None:
@@ -170,9 +194,10 @@ def divided_twice(context: Context) -> Iterator[Hit]:
             ]
             # A mean over as many heads as there are micro-batches is a division of its own.
             if twice and len(twice) == len(terms) and not close(sum(o.total for o in twice), 1.0):
+                last = context.story.micros(window)[-1]
                 yield from hit(
                     "GA202",
-                    context.story.micros(window)[-1],
+                    divided_at(place_of(last)) or last,
                     f"the loss is divided by {count} twice: each micro-batch weighs "
                     f"1/{count * count} instead of 1/{count}"
                     f" ({plural(context.updates(windows), 'update')})",
@@ -204,47 +229,58 @@ def mean_of_means(context: Context) -> Iterator[Hit]:
                 continue
             seen.add(place)
             few, many = min(c for c in counts if c is not None), max(c or 0 for c in counts)
+            lines = made(place)
             yield from hit(
                 "GA203",
-                micros[-1],
+                lines[0][0] if lines and not gate(lines[0][0], place) else micros[-1],
                 f"micro-batches with {few:g} to {many:g} loss terms weigh the same "
                 f"({_figure(abs(one.weights[0]))}), so that a term of the smallest weighs "
                 + (f"{many / few:.3g} times as much as one of the largest" if few else "nothing"),
+                (micros[-1] if lines else None, "the backward of this loss"),
                 (window.line, "the update of the window"),
             )
 
 
 def undefined_mean(context: Context) -> Iterator[Hit]:
-    """GA203: a micro-batch of which nothing counts has no mean."""
+    """GA203, or GA206 where the gradient too is spoilt: nothing of a micro-batch counts."""
+    found: list[tuple[int, int, Event]] = []
     for window in [*context.story.windows, *context.story.open]:
         micros = context.story.micros(window)
-        if len(micros) < 2:
-            continue
-        for event in micros:
-            loss = event.get("loss")
-            reading = context.story.readings.get(event.get("b"))
-            if not isinstance(loss, float) or not math.isnan(loss) or reading is None:
-                continue
-            others = [m for m in micros if place_of(m) == place_of(event)]
-            fine = [
-                m
-                for m in others
-                if isinstance(m.get("loss"), float) and math.isfinite(m.get("loss"))
-            ]
-            empty = any(
-                term.count == 0 or (term.weight is None and "not finite" in term.why)
-                for term in reading.terms
-            )
-            if fine and empty:
-                number = micros.index(event) + 1
-                yield from hit(
-                    "GA203",
-                    event,
-                    f"the loss of micro-batch {number} of {len(micros)} is not a number: none of "
-                    "its terms counts, and a mean of nothing is 0/0",
-                    severity="error",
-                )
-                return
+        for number, event in enumerate(micros, 1):
+            if len(micros) >= 2 and _of_nothing(context, event, micros):
+                found.append((number, len(micros), event))
+    spoilt = [one for one in found if _spoils(one[2])]
+    if not found:
+        return
+    number, of, event = (spoilt or found)[0]
+    line = divided_by_count(place_of(event)) if spoilt else None
+    lines = made(place_of(event))
+    yield from hit(
+        "GA206" if spoilt else "GA203",
+        line or (lines[0][0] if len(lines) == 1 else event),
+        f"the loss of micro-batch {number} of {of} is not a number: none of its terms counts, and "
+        + ("a sum divided by their count is 0/0" if line else "a mean of nothing is 0/0")
+        + (", which makes the gradients of the whole window NaN" if spoilt else ""),
+        (event, "the backward of this loss"),
+        severity="error",
+    )
+
+
+def _of_nothing(context: Context, event: Event, micros: list[Event]) -> bool:
+    """Whether a loss is NaN for want of terms, beside others of its line that are finite."""
+    loss, reading = event.get("loss"), context.story.readings.get(event.get("b"))
+    if not isinstance(loss, float) or not math.isnan(loss) or reading is None:
+        return False
+    values = [m.get("loss") for m in micros if place_of(m) == place_of(event)]
+    return any(isinstance(one, float) and math.isfinite(one) for one in values) and any(
+        term.count == 0 or (term.weight is None and "not finite" in term.why)
+        for term in reading.terms
+    )
+
+
+def _spoils(event: Event) -> bool:
+    norm = event.get("norm")
+    return isinstance(norm, float) and math.isnan(norm)
 
 
 def wrong_length(context: Context) -> Iterator[Hit]:
@@ -332,12 +368,19 @@ class _Lengths:
         return ", ".join(map(str, self.sizes[:8])) + (", ..." if len(self.sizes) > 8 else "")
 
     def hit(self, code: str, rest: str) -> list[Hit]:
-        """A finding at the update."""
+        """A finding at the condition that decides when to update, or at the update."""
         message = (
             f"updates hold {self.shown} micro-batches while the loss is divided by "
             f"{self.every}{rest}"
         )
-        return hit(code, self.line, message, (self.micro, f"the loss is divided by {self.every}"))
+        condition = None if code == "GA102" else gate(self.line, place_of(self.micro))
+        return hit(
+            code,
+            condition or self.line,
+            message,
+            (self.micro, f"the loss is divided by {self.every}"),
+            (self.line if condition else None, "the step"),
+        )
 
     def short(self, context: Context, sizes: list[int]) -> list[Hit]:
         """Tails that were divided by more than they hold: seen to happen, so more than advice."""
@@ -412,9 +455,10 @@ def irregular(context: Context) -> Iterator[Hit]:
         shown = ", ".join(map(str, lengths[:8]))
         yield from hit(
             "GA303",
-            line,
+            context.gate(windows[-1]) or line,
             f"updates hold {shown} micro-batches: the test for the step is by remainder, and what "
             "it divides by changes from one to the next",
+            (line, "the step"),
         )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import hook_function, rebinds, scales_its_argument
+from gradaccum.doctor.checks.patterns import hook_function, scales_its_argument
 from gradaccum.doctor.checks.story import END, Window, inside, place_of, usual
 from gradaccum.doctor.trace.model import Event, Place
 
@@ -96,10 +95,11 @@ def tail_dropped(context: Context) -> Iterator[Hit]:
                 word = "micro-batch" if count == 1 else "micro-batches"
                 yield from hit(
                     "GA302",
-                    line,
+                    context.gate(windows[-1]) or line,
                     f"the run ended with {count} {word} that no step had used; an update holds "
                     f"{size}",
                     (micros[0], "computed, and never used"),
+                    (line, "the step of a full window"),
                 )
                 context.settled.add(line)
                 return
@@ -140,32 +140,6 @@ def rebuilt(context: Context) -> Iterator[Hit]:
             f"{kind} is made {len(numbers)} times over the same parameters, each time without the "
             "state that it had gathered",
         )
-
-
-def scheduled_too_often(context: Context) -> Iterator[Hit]:
-    """GA305."""
-    for _, windows in context.lines():
-        number = windows[0].optimizer
-        long = [w for w in windows if len(w.fresh) >= 2 and w.whole]
-        bad = []
-        for window in long:
-            steps = [e for e in window.of("schedule") if e.get("optimizer") == number]
-            first = context.story.micros(window)
-            between = [e for e in steps if first and e.n > first[0].n]
-            if between and len(steps) >= len(window.fresh) - 1 and len(steps) >= 1:
-                if len(between) >= len(window.fresh) - 1:
-                    bad.append((window, between))
-        if bad and 2 * len(bad) >= len(long) and len({place_of(e) for e in bad[0][1]}) == 1:
-            window, steps = bad[0]
-            if len(steps) < 2 and len(bad) < 2 and len(window.fresh) > 2:
-                continue
-            yield from hit(
-                "GA305",
-                steps[0],
-                f"the scheduler steps with every micro-batch, {len(window.fresh)} times an update "
-                f"({plural(context.updates([w for w, _ in bad]), 'update')})",
-                (window.line, f"the optimizer steps once for {len(window.fresh)} micro-batches"),
-            )
 
 
 def changed_in_mid_window(context: Context) -> Iterator[Hit]:
@@ -289,78 +263,6 @@ def saved_in_mid_window(context: Context) -> Iterator[Hit]:
                 return
 
 
-def scheduled_past_a_skip(context: Context) -> Iterator[Hit]:
-    """GA311."""
-    events = context.trace.events
-    skipped: Event | None = None
-    for event in events:
-        if (
-            event.kind == "scaler_step"
-            and event.get("stepped") is False
-            and not event.get("failed")
-        ):
-            skipped = event
-        elif event.kind in ("step", "backward"):
-            skipped = None
-        elif event.kind == "schedule" and skipped is not None and not event.get("failed"):
-            yield from hit(
-                "GA311",
-                event,
-                "the scheduler steps although the scaler has just skipped the optimizer's step: "
-                "the schedule runs ahead of the updates",
-                (skipped, "this step was skipped: the gradients were not finite"),
-            )
-            return
-
-
-def planned_for_another_length(context: Context) -> Iterator[Hit]:
-    """GA312."""
-    events = context.trace.events
-    for made in (e for e in events if e.kind == "scheduler"):
-        steps = [
-            e
-            for e in events
-            if e.kind == "schedule" and e.get("scheduler") == made.get("scheduler")
-        ]
-        total = made.get("total")
-        if made.get("kind") == "OneCycleLR" and total and len(steps) > total:
-            yield from hit(
-                "GA312",
-                made,
-                f"the schedule was planned for {plural(total, 'step')}, and the loop makes more",
-                (steps[total], "this step is refused"),
-            )
-            return
-        if context.trace.complete and not context.trace.error:
-            yield from _still_warming_up(context, made, steps)
-
-
-def _still_warming_up(context: Context, made: Event, steps: list[Event]) -> Iterator[Hit]:
-    """A warm-up that counts micro-batches while the schedule counts updates."""
-    number = made.get("optimizer")
-    windows = [w for w in context.story.windows if w.optimizer == number]
-    size = usual(windows)
-    rates = [e.get("lr") for e in steps]
-    count = context.trace.totals.get("schedule", 0)
-    if size < 2 or count < 5 or len(rates) < 5 or None in rates:
-        return
-    rising = all(a < b for a, b in pairwise(rates))
-    first = rates[0]
-    slope = (rates[-1] - first) / (count - 1)
-    straight = all(abs(b - a - slope) <= 1e-6 * abs(slope) for a, b in pairwise(rates[:4]))
-    reached = count * slope
-    peak = made.get("base")
-    if rising and straight and peak and abs(reached * size - peak) <= 0.02 * peak:
-        yield from hit(
-            "GA312",
-            made,
-            f"the warm-up is as long as all {count * size:,} micro-batches, but the schedule steps "
-            f"once an update: after {plural(count, 'update')} the rate is {rates[-1]:.3g}, "
-            f"{rates[-1] / peak:.2f} of {peak:g}",
-            (steps[-1], "the last step of the schedule"),
-        )
-
-
 def unfrozen_later(context: Context) -> Iterator[Hit]:
     """GA309."""
     trace = context.trace
@@ -392,35 +294,11 @@ def unfrozen_later(context: Context) -> Iterator[Hit]:
             return
 
 
-def rebound(context: Context) -> Iterator[Hit]:
-    """GA306: gradients came, no parameter ever changed, and the source binds the name anew."""
-    trace = context.trace
-    if any(p.changes for p in trace.params) or any(o.steps for o in trace.optimizers):
-        return
-    got = [p for p in trace.params if p.arrivals and p.is_parameter]
-    for event in trace.events if got else ():
-        place = place_of(event) if event.kind == "backward" else None
-        line = None if place is None else rebinds(place)
-        if line is not None:
-            yield from hit(
-                "GA306",
-                line,
-                "this binds the name to a new tensor: of "
-                f"{plural(len(got), 'parameter')} with a gradient none has changed in the run",
-                (event, "the gradients were made here"),
-            )
-            return
-
-
 RULES = (
-    rebound,
     unfrozen_later,
-    scheduled_past_a_skip,
-    planned_for_another_length,
     steps_on_nothing,
     tail_dropped,
     rebuilt,
-    scheduled_too_often,
     changed_in_mid_window,
     written_in_a_hook,
 )

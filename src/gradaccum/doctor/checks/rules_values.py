@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import divides_by_all, squares_gradient
+from gradaccum.doctor.checks.patterns import divides_by_all, squares_gradient
 from gradaccum.doctor.checks.story import place_of
 from gradaccum.doctor.checks.weights import Series, close
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.source import asks, overwrites, same_loop
+from gradaccum.doctor.checks.patterns import asks
+from gradaccum.doctor.checks.source import forwarded, gate, overwrites, same_loop
 from gradaccum.doctor.checks.story import END, Window, place_of, usual
 from gradaccum.doctor.trace.model import Event
 
@@ -17,7 +18,7 @@ __all__ = ["RULES"]
 def never_zeroed(context: Context) -> Iterator[Hit]:
     """GA101."""
     for line, windows in context.lines():
-        if windows[0].optimizer is None:
+        if windows[0].optimizer is None or line in context.settled:
             continue
         again = [window for window in windows if window.stale and window.fresh]
         if not again or any(context.handled(window) for window in windows):
@@ -39,6 +40,38 @@ def never_zeroed(context: Context) -> Iterator[Hit]:
             (old[-1] if old else None, "this backward's gradient was used before, and again here"),
         )
         context.faulty.add(number)
+
+
+def stepped_each_time(context: Context) -> Iterator[Hit]:
+    """GA316: gradients are added up for a window, and every one of its micro-batches steps."""
+    for line, windows in context.lines():
+        if windows[0].optimizer is None or any(context.handled(window) for window in windows):
+            continue
+        grown = [w for w in windows if w.stale and len(w.fresh) == 1 and w.whole]
+        zeros = [
+            e
+            for e in context.trace.events
+            if e.kind == "zero" and any(windows[0].params & set(g["params"]) for g in e.get("lost"))
+        ]
+        micros = [e for w in windows for e in context.story.micros(w)]
+        if not grown or 2 * len(grown) < len(windows) or not zeros or not micros:
+            continue
+        places = {place_of(event) for event in zeros}
+        condition = gate(place_of(zeros[0]), place_of(micros[-1]))
+        if len(places) != 1 or condition is None or gate(line, place_of(micros[-1])) == condition:
+            continue
+        most = max(len(w.fresh) + len(w.stale) for w in windows)
+        yield from hit(
+            "GA316",
+            line,
+            f"gradients are cleared once for {most} micro-batches, but this step runs after each "
+            f"of them: the first micro-batch of a window is used {most} times "
+            f"({plural(context.updates(windows), 'update')})",
+            (micros[-1], "each micro-batch is followed by a step"),
+            (zeros[0], "cleared only here"),
+        )
+        context.faulty.add(windows[0].optimizer)
+        context.settled.add(line)
 
 
 def _after_the_first(windows: list[Window]) -> list[Window]:
@@ -81,11 +114,13 @@ def nothing_accumulates(context: Context) -> Iterator[Hit]:
             and same_loop(place_of(event), place_of(last)) is not False
         ):
             of = wiped + len(bad[0].fresh)
+            called = forwarded(place_of(event), place_of(last))
             yield from hit(
                 "GA102",
-                event,
+                called or event,
                 f"{wiped} of {of} micro-batches of an update are wiped here before the step that "
                 f"should have used them ({plural(context.updates(bad), 'update')})",
+                (event if called else None, "cleared here, for that call"),
                 (last, "this backward's gradient is thrown away"),
                 (line, "the step comes only afterwards"),
             )
@@ -96,10 +131,11 @@ def nothing_accumulates(context: Context) -> Iterator[Hit]:
         ):
             yield from hit(
                 "GA302",
-                line,
+                context.gate(bad[0]) or line,
                 f"{plural(len(lost), 'micro-batch').replace('batchs', 'batches')} of the "
                 "last, short window are computed and then thrown away",
                 (event, "their gradients are cleared here"),
+                (line, "the step of a full window"),
             )
             context.settled.add(line)
 
@@ -341,6 +377,7 @@ def grows_unowned(context: Context) -> Iterator[Hit]:
         (arrived[-1] if arrived else None, "each backward adds to them"),
         (zeros[0] if zeros and not clips else None, "this clearing does not reach them"),
     )
+    context.explained |= params
 
 
 def never_used(context: Context) -> Iterator[Hit]:
@@ -374,6 +411,7 @@ RULES = (
     cleared_too_early,
     nothing_accumulates,
     overwritten,
+    stepped_each_time,
     never_zeroed,
     stale_at_first,
     another_loss,

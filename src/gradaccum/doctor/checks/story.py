@@ -222,6 +222,8 @@ class _Teller:
 
     def update(self, optimizer: int | None, event: Event, used: list[Group]) -> None:
         events = self.since.get(optimizer, [])
+        if optimizer is None and self.same_pass(event, used, events):
+            return
         window = Window(optimizer, event, events[:], optimizer not in self.broken, used)
         window.order = event.n
         window.whole = window.whole and all(one.held == len(one.backwards) for one in used)
@@ -235,6 +237,27 @@ class _Teller:
         for number in numbers:
             self.story.used.setdefault(number, set()).add(optimizer)
         self.story.windows.append(window)
+
+    def same_pass(self, event: Event, used: list[Group], events: list[Event]) -> bool:
+        """Add to the last update by hand what the same line does for other parameters."""
+        last = self.story.windows[-1] if self.story.windows else None
+        if last is None or last.optimizer is not None or last.line != place_of(event):
+            return False
+        params = frozenset().union(*(group.params for group in used))
+        if params & last.params or any(e.kind == "backward" for e in events):
+            return False
+        last.used += used
+        last.step, last.order = event, event.n
+        last.events += events
+        self.since[None] = []
+        numbers = {b for group in used for b in group.backwards} - {*last.fresh, *last.stale}
+        known = self.consumed.setdefault(None, set())
+        last.fresh = sorted([*last.fresh, *(numbers - known)])
+        last.stale = sorted([*last.stale, *(numbers & known)])
+        known.update(numbers)
+        for number in numbers:
+            self.story.used.setdefault(number, set()).add(None)
+        return True
 
     def by_hand(self) -> None:
         """An update that the script made itself: parameters written after gradients came."""

@@ -7,9 +7,15 @@ from collections import Counter
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import plural
 from gradaccum.doctor.checks.story import Window
+from gradaccum.doctor.checks.weights import Series
 from gradaccum.records.finding import Finding
 
-__all__ = ["verdict"]
+__all__ = ["updated", "verdict"]
+
+_TERMS = 3
+"""Loss terms that a verdict names."""
+_FEW = 8
+"""Values of a sum that are perhaps losses themselves."""
 
 
 def verdict(context: Context, found: list[Finding]) -> str:
@@ -57,8 +63,20 @@ def _cleared(context: Context) -> str:
     return "; gradients were zeroed in each" if zeros >= len(windows) - 1 else ""
 
 
+def updated(context: Context) -> int:
+    """Updates of the whole run: an optimizer's steps, or where none steps those by hand."""
+    steps = sum(o.steps for o in context.trace.optimizers)
+    hands = [window for window in context.story.windows if window.optimizer is None]
+    return steps or (_hand_updates(context, hands) if hands else 0)
+
+
 def _hand_updates(context: Context, hands: list[Window]) -> int:
-    return len(hands) if context.story.whole else max(len(hands), context.story.counted(hands))
+    if context.story.whole:
+        return len(hands)
+    sizes = {len(window.fresh) for window in hands[:-1]}
+    if len(sizes) == 1 and 0 not in sizes:
+        return max(len(hands), context.trace.totals.get("backward", 0) // sizes.pop())
+    return max(len(hands), context.story.counted(hands))
 
 
 def _through(hands: list[Window]) -> str:
@@ -72,6 +90,9 @@ def _through(hands: list[Window]) -> str:
 
 
 def _updates(count: int, windows: list[Window]) -> str:
+    old = sum(bool(window.stale) for window in windows if window.optimizer is not None)
+    if old > 1 and 2 * old >= len(windows):
+        return f"{plural(count, 'update')}, nearly all of gradients that an earlier one had used"
     sizes = Counter(len(window.fresh) for window in windows if window.fresh)
     if not sizes:
         return plural(count, "update")
@@ -86,11 +107,31 @@ def _updates(count: int, windows: list[Window]) -> str:
 
 
 def _weights(context: Context, windows: list[Window]) -> str:
+    """The weight of each term of the loss, over all windows that were looked at."""
+    seen: dict[str, list[Series]] = {}
     for window in windows:
-        terms = [one for one in context.series(window) if one.known]
-        if len(window.fresh) >= 2 and terms and not context.handled(window):
-            heaviest = max(terms, key=lambda one: one.total)
-            values = {f"{abs(weight):.3g}" for weight in heaviest.weights}
-            if len(values) == 1:
-                return f"; each micro-batch weighed {values.pop()}"
-    return ""
+        if len(window.fresh) < 2 or context.handled(window):
+            continue
+        for one in context.series(window):
+            if not one.known or not any(one.weights):
+                return ""  # what the others weigh is not the whole
+            seen.setdefault(one.path, []).append(one)
+    if not seen:
+        return ""
+    if len(seen) == 1:
+        return f"; each micro-batch weighed {_range(next(iter(seen.values())))}"
+    terms = [f"`{all_of[0].terms[0].name}` {_range(all_of)}" for all_of in seen.values()]
+    more = f", and {len(terms) - _TERMS} more terms" if len(terms) > _TERMS else ""
+    return f"; in each micro-batch {', '.join(terms[:_TERMS])}{more}"
+
+
+def _range(all_of: list[Series]) -> str:
+    """From the smallest to the largest weight, and of a sum how much each of its values has."""
+    weights = [abs(weight) for one in all_of for weight in one.weights]
+    low, high = f"{min(weights):.3g}", f"{max(weights):.3g}"
+    said = low if low == high else f"{low} to {high}"
+    term = all_of[0].terms[0]
+    if term.reduction == "sum" and term.each and term.count and term.count <= _FEW:
+        value = abs(term.each / all_of[0].scales[0])
+        said += f" (a sum of {term.count:g}, {value:.3g} each)"
+    return said

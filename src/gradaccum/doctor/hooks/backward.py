@@ -10,6 +10,7 @@ from collections import deque
 from types import FrameType
 from typing import Any
 
+from gradaccum.doctor.hooks.behind import Behind
 from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
 from gradaccum.doctor.touch import Patches
@@ -40,8 +41,9 @@ class _Token:
 class _Watch:
     """What is done before and after each backward."""
 
-    def __init__(self, recorder: Recorder, deep: Deep) -> None:
+    def __init__(self, recorder: Recorder, deep: Deep, behind: Behind) -> None:
         self.recorder = recorder
+        self.behind = behind
         self.deep = deep
         self._named = -1
         self._plain = recorder.torch.Tensor
@@ -144,6 +146,7 @@ class _Watch:
                         self.deep.remember(recorder.leaves.live)
             if not self.deep.possible():
                 return
+            self.behind.look(outputs, note["b"])
             if "loss" not in note and recorder.segments.deep:
                 note["loss"] = self.deep.value(outputs[0])
             if recorder.read is not None:
@@ -182,13 +185,13 @@ class _Watch:
             event["e"] = end
 
 
-def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
+def install(recorder: Recorder, deep: Deep, behind: Behind, patches: Patches) -> None:
     """Listen to the engine."""
     torch = recorder.torch
     variable = torch.autograd.Variable
     real = vars(variable)["_execution_engine"]
     code = torch.autograd.graph._engine_run_backward.__code__
-    watch = _Watch(recorder, deep)
+    watch = _Watch(recorder, deep, behind)
     before = guarded(recorder, watch.before)
     after = guarded_after(recorder, watch.after)
 

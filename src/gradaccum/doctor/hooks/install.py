@@ -15,6 +15,7 @@ from gradaccum.doctor.hooks import (
     scaling,
     writes,
 )
+from gradaccum.doctor.hooks.behind import Behind
 from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.hooks.guard import uncompiled
 from gradaccum.doctor.touch import Patches
@@ -27,6 +28,7 @@ def install(recorder: Recorder) -> Callable[[], None]:
     """Set all hooks; returns what removes them, in reverse order."""
     patches = Patches()
     deep = Deep(recorder.torch, recorder.leaves)
+    behind = Behind(recorder)
     handles: list[Any] = []
     recorder.gone = deep.gone
 
@@ -38,8 +40,8 @@ def install(recorder: Recorder) -> Callable[[], None]:
 
     uncompiled(recorder.torch, *touch.RUNNING)
     try:
-        backward.install(recorder, deep, patches)
-        writes.install(recorder, patches)
+        backward.install(recorder, deep, behind, patches)
+        writes.install(recorder, behind, patches)
         scaling.install(recorder, deep, patches)
         modules.install(recorder, patches)
         loading.install(recorder, patches)

@@ -125,10 +125,13 @@ class _Called:
         recorder = self._recorder
         return (
             type(module).__name__, bool(module.training), not recorder.torch.is_grad_enabled(),
-            recorder.find(frame), recorder.now(),
+            recorder.torch.is_inference_mode_enabled(), recorder.find(frame), recorder.now(),
         )  # fmt: skip
 
     def _end(self, note: Any) -> None:
         self._running = False
-        kind, training, nograd, place, begun = note
-        self._recorder.event("forward", place, begun, module=kind, training=training, nograd=nograd)
+        kind, training, nograd, inference, place, begun = note
+        more = {"inference": True} if inference else {}
+        self._recorder.event(
+            "forward", place, begun, module=kind, training=training, nograd=nograd, **more
+        )

@@ -46,6 +46,7 @@ class _Watch:
         self.recorder.event(
             "optimizer", place, begun, optimizer=record.index, kind=record.kind,
             params=self.recorder.indexes(record.leaves),
+            groups=[len(group["params"]) for group in optimizer.param_groups],
         )  # fmt: skip
 
     # -- stepped ---------------------------------------------------------------------------------
@@ -165,11 +166,11 @@ class _Watch:
         """A scheduler's constructor is over."""
         scheduler, place, begun = note
         index, lr = self._optimizer_of(scheduler)
-        total = getattr(scheduler, "total_steps", None)
+        total = _length(scheduler)
         rates = getattr(scheduler, "base_lrs", None) or [None]
         self.recorder.event(
             "scheduler", place, begun, scheduler=self._scheduler(scheduler), optimizer=index, lr=lr,
-            kind=type(scheduler).__name__, total=total if isinstance(total, int) else None,
+            kind=type(scheduler).__name__, total=total,
             base=float(rates[0]) if isinstance(rates[0], float | int) else None,
         )  # fmt: skip
 
@@ -205,6 +206,14 @@ class _Watch:
             lr_before=before, scheduler=self._scheduler(scheduler),
             failed=position is not None and position == _position(scheduler),
         )  # fmt: skip
+
+
+def _length(scheduler: Any) -> int | None:
+    """The number of steps that a scheduler was planned for, where it says so."""
+    found = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
+    rates = getattr(scheduler, "lr_lambdas", None) or ()  # those of transformers are partials
+    found += [(getattr(one, "keywords", None) or {}).get("num_training_steps") for one in rates]
+    return next((one for one in found if type(one) is int and one > 0), None)
 
 
 def _position(scheduler: Any) -> Any:

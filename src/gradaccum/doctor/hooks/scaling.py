@@ -68,14 +68,20 @@ class _Scaler:
 
     def before_update(self, scaler: Any, frame: FrameType) -> Any:
         """`scaler.update()`."""
-        return scaler, self._scale(scaler), self.recorder.find(frame), self.recorder.now()
+        place, begun = self.recorder.find(frame), self.recorder.now()
+        states = getattr(scaler, "_per_optimizer_states", {}).values()
+        looked = any(state.get("found_inf_per_device") for state in list(states))
+        refused = bool(getattr(scaler, "_enabled", True)) and not looked
+        return scaler, self._scale(scaler), place, begun, refused
 
     def after_update(self, note: Any) -> None:
         """The scale has been adapted."""
-        scaler, before, place, begun = note
+        scaler, before, place, begun, refused = note
+        after = self._scale(scaler)
         self.recorder.event(
-            "scaler_update", place, begun, scale_before=before, scale=self._scale(scaler)
-        )
+            "scaler_update", place, begun, scale_before=before, scale=after,
+            failed=refused and after == before,
+        )  # fmt: skip
 
     def _scale(self, scaler: Any) -> float | None:
         scale = getattr(scaler, "_scale", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from gradaccum.doctor.hooks.behind import Behind
 from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
 from gradaccum.doctor.touch import MethodTouch, Patches
 from gradaccum.doctor.trace.recorder import Recorder
@@ -23,18 +24,23 @@ _OPERATORS = (
 class _Mutator:
     """Stands in `torch.Tensor` for a method that writes in place; hands out the original."""
 
-    def __init__(self, name: str, original: Any, recorder: Recorder) -> None:
+    def __init__(self, name: str, original: Any, recorder: Recorder, behind: Behind) -> None:
         self._name = name
         self._original = original
         self._bind = original.__get__
         self._recorder = recorder
+        self._behind = behind
         self._plain = (recorder.torch.Tensor, recorder.torch.nn.Parameter)
 
     def __get__(self, tensor: Any, kind: Any = None) -> Any:
         if tensor is None:
             return self._original
         recorder = self._recorder
-        if not recorder.inside and type(tensor) in self._plain and recorder.leaves.live:
+        if (
+            not recorder.inside
+            and type(tensor) in self._plain
+            and (recorder.leaves.live or self._behind.any_graph())
+        ):
             self._note(tensor, sys._getframe(1))
         return self._bind(tensor, kind)
 
@@ -46,20 +52,27 @@ class _Mutator:
             compiler(compiling)
             return
         try:
-            meant = recorder.leaves.meant(tensor)
-            if meant is None and not recorder.places.ours(frame):
-                meant = recorder.leaves.alias(tensor)
-            if self._name == "requires_grad_":
-                if meant is None and type(tensor) is self._plain[1]:
-                    recorder.leaves.track(tensor)
-                recorder.mark("require", frame, self._name)
-            elif meant is not None:
-                recorder.mark(meant[0], frame, self._name, meant[1])
+            with recorder.torch._C.DisableTorchFunction():  # the script's modes see none of it
+                self._tell(tensor, frame)
         except Exception as error:  # noqa: BLE001 - the script must not notice
             recorder.fail(error, "write")
         finally:
             recorder.leave()
             compiler(compiling)
+
+    def _tell(self, tensor: Any, frame: Any) -> None:
+        recorder = self._recorder
+        meant = recorder.leaves.meant(tensor)
+        if meant is None and not recorder.places.ours(frame):
+            meant = recorder.leaves.alias(tensor)
+        if self._name == "requires_grad_":
+            if meant is None and type(tensor) is self._plain[1]:
+                recorder.leaves.track(tensor)
+            recorder.mark("require", frame, self._name)
+        elif meant is not None:
+            recorder.mark(meant[0], frame, self._name, meant[1])
+        else:
+            self._behind.note(tensor, self._name, frame)
 
 
 class _Setter:
@@ -131,9 +144,9 @@ class _Hooking:
         )
 
 
-def install(recorder: Recorder, patches: Patches) -> None:
+def install(recorder: Recorder, behind: Behind, patches: Patches) -> None:
     """Listen to methods that write in place, and to `.grad =` and `.data =`."""
-    uncompiled(recorder.torch, _Mutator.__get__, _Mutator._note, _Setter.__get__)
+    uncompiled(recorder.torch, _Mutator.__get__, _Mutator._note, _Mutator._tell, _Setter.__get__)
     tensor, base = recorder.torch.Tensor, recorder.torch._C.TensorBase
     names = [
         name
@@ -143,7 +156,7 @@ def install(recorder: Recorder, patches: Patches) -> None:
     for name in (*names, *(n for n in _OPERATORS if hasattr(tensor, n))):
         original = getattr(tensor, name)
         if hasattr(original, "__get__"):
-            patches.put(tensor, name, _Mutator(name, original, recorder))
+            patches.put(tensor, name, _Mutator(name, original, recorder, behind))
     for name, table in (
         ("register_hook", "_backward_hooks"),
         ("register_post_accumulate_grad_hook", "_post_accumulate_grad_hooks"),

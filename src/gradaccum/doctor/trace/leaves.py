@@ -284,6 +284,18 @@ class Leaves:
             watched[1] = before.get(id(watched[0]()), False)
         return told
 
+    def held(self, module: Any) -> list[Tracked]:
+        """The leaves of a module and of those within it, asked without running its own code."""
+        todo, seen, found = [module], set(), []
+        while todo:
+            one = todo.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            found += [self.get(p) for p in _parts(one, "_parameters") if p is not None]
+            todo += [child for child in _parts(one, "_modules") if child is not None]
+        return [leaf for leaf in found if leaf is not None]
+
     def _walk(self, module: Any, prefix: str, told: list[dict[str, Any]], seen: set[int]) -> None:
         if id(module) in seen:
             return

@@ -105,6 +105,8 @@ class Trace:
     totals: dict[str, int] = field(default_factory=dict)
     tally: list[dict[str, int]] = field(default_factory=list)
     modules: list[dict[str, Any]] = field(default_factory=list)
+    holders: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The script's own names of modules, and the parameters of each."""
     seconds: float = 0.0
     error: str = ""
     trouble: str = ""
@@ -255,6 +257,7 @@ class _Reader:
         }
         trace.tally = totals.get("tally", [])
         trace.modules = totals.get("modules", [])
+        trace.holders = {name: tuple(held) for name, held in totals.get("holders", {}).items()}
         trace.error = totals.get("error", "")
         trace.trouble = totals.get("trouble", "")
         trace.complete = bool(totals.get("ended"))

@@ -81,6 +81,11 @@ class Places:
         kind = self._kinds.get(name)
         return (self._classify(name) if kind is None else kind) == HIDDEN
 
+    def theirs(self, filename: str) -> bool:
+        """Whether a file is the user's own."""
+        kind = self._kinds.get(filename)
+        return (self._classify(filename) if kind is None else kind) == USER
+
     def _number(self, code: CodeType, line: int) -> int:
         key = (code, line)
         number = self._numbers.get(key)

@@ -21,6 +21,7 @@ from gradaccum.doctor.trace.tracked import Tracked, arrive, counts, drop, groups
 __all__ = ["VERSION", "Optimizer", "Process", "Recorder"]
 
 VERSION = 1
+HOLDERS = 32
 _clock = time.perf_counter
 Mark = tuple[str, int, int, str, bool, "Tracked | None"]
 """What is about to be written: kind of target, two places, how, whether autograd records, and the
@@ -80,6 +81,8 @@ class Recorder:
         self.optimizers: list[Optimizer] = []
         self._optimizer_by_id: dict[int, Optimizer] = {}
         self.modules: list[dict[str, Any]] = []
+        self.holders: dict[str, list[int]] = {}
+        """The script's own names of modules, and the parameters of each."""
         self.parallel: weakref.WeakSet[Any] = weakref.WeakSet()
         """DistributedDataParallel modules that were called."""
         self.turned = True
@@ -337,13 +340,16 @@ class Recorder:
     def name(self, frame: FrameType | None) -> None:
         """Name the leaves: by their modules, and by the variables that the script gave them."""
         self.modules = self.leaves.name()
+        module = self.torch.nn.Module
         nameless = {id(leaf.reference()): leaf for leaf in self.leaves.live if not leaf.name}
-        while frame is not None and nameless:
+        while frame is not None:
             if not self.places.ours(frame) and frame.f_code.co_name == "<module>":
                 for name, value in list(frame.f_globals.items()):
                     leaf = nameless.get(id(value))
                     if leaf is not None:
                         leaf.name = name
+                    if isinstance(value, module) and len(self.holders) < HOLDERS:
+                        self.holders[name] = self.indexes(self.leaves.held(value))
             frame = frame.f_back
 
     # -- optimizers ------------------------------------------------------------------------------
@@ -445,6 +451,7 @@ class Recorder:
                 "counts": [counts(leaf) for leaf in leaves],
                 "changes": self._changes() if ended else [],
                 "modules": self.modules,
+                "holders": self.holders,
                 "trouble": self.trouble,
                 "error": "" if last is None else _line(last),
                 "ended": ended,
