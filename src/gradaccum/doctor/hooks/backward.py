@@ -11,14 +11,14 @@ from types import FrameType
 from typing import Any
 
 from gradaccum.doctor.hooks.deep import Deep
-from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
+from gradaccum.doctor.hooks.guard import guarded, guarded_after
 from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
 from gradaccum.doctor.trace.tracked import arrive
 
 __all__ = ["install"]
 
-_clock = time.perf_counter
+_clock, _frame = time.perf_counter, sys._getframe
 _FACTORS = ("MulBackward0", "DivBackward0")
 
 
@@ -47,11 +47,30 @@ class _Watch:
         self._plain = recorder.torch.Tensor
         self._kept: deque[weakref.ref[_Token]] = deque(maxlen=64)
 
-    def before(self, _: Any, frame: FrameType) -> Any:
+    def begin(self, given: tuple[Any, Any, Any], frame: FrameType) -> Any:
+        """A backward begins."""
+        leaves = self.recorder.leaves
+        outermost = leaves.begin(get_ident())
+        try:
+            return outermost, self.before(*given, frame)
+        except BaseException:
+            if outermost:
+                leaves.running.discard(get_ident())
+            raise
+
+    def end(self, held: tuple[bool, dict[str, Any] | None]) -> None:
+        """It is over."""
+        outermost, note = held
+        try:
+            if note is not None:
+                self.after(note)
+        finally:
+            if outermost:
+                self.recorder.leaves.running.discard(get_ident())
+
+    def before(self, outputs: Any, rest: Any, more: Any, frame: FrameType) -> Any:
         """Note the loss while its graph is there."""
         recorder = self.recorder
-        given = frame.f_locals
-        outputs, rest, more = given["t_outputs"], given["args"], given["kwargs"]
         place = recorder.find(frame)
         if not more.get("accumulate_grad", True):
             if recorder.torch._C._len_torch_dispatch_stack():
@@ -184,41 +203,7 @@ class _Watch:
 
 def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
     """Listen to the engine."""
-    torch = recorder.torch
-    variable = torch.autograd.Variable
-    real = vars(variable)["_execution_engine"]
-    code = torch.autograd.graph._engine_run_backward.__code__
     watch = _Watch(recorder, deep)
-    before = guarded(recorder, watch.before)
-    after = guarded_after(recorder, watch.after)
-
-    leaves = recorder.leaves
-
-    class Engine(torch._C._ImperativeEngine):
-        """The engine, for one backward: it is freed when that is over."""
-
-        note: Any = None
-        outermost = False
-
-        def __del__(self) -> None:
-            if self.note is not None:
-                after(self.note)
-            if self.outermost:
-                leaves.running.discard(get_ident())
-
-    class Slot:
-        """Hands out the engine."""
-
-        def __get__(self, owner: Any, kind: Any = None) -> Any:
-            frame = sys._getframe(1)
-            if frame.f_code is not code:
-                return real
-            if recorder.closed:
-                return real
-            engine = Engine()
-            engine.outermost = leaves.begin(get_ident())
-            engine.note = before(None, frame)
-            return engine
-
-    uncompiled(torch, Engine.__del__, Slot.__get__)
-    patches.put(variable, "_execution_engine", Slot())
+    before, after = guarded(recorder, watch.begin), guarded_after(recorder, watch.end)
+    run = recorder.torch.autograd.graph._engine_run_backward
+    patches.graft(run, lambda *given: before(given, _frame(1).f_back), after, everything=True)

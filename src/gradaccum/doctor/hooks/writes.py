@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
-from gradaccum.doctor.touch import MethodTouch, Patches
+from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
 
 __all__ = ["install"]
@@ -150,7 +150,7 @@ def install(recorder: Recorder, patches: Patches) -> None:
     ):
         hooking = _Hooking(recorder, name, table)
         before, after = guarded(recorder, hooking.before), guarded_after(recorder, hooking.after)
-        patches.put(tensor, name, MethodTouch(vars(tensor)[name], before, after))
+        patches.graft(vars(tensor)[name], before, after)
     patches.put(tensor, "requires_grad", _attribute(recorder, "requires_grad", "require"))
     patches.put(tensor, "grad", _attribute(recorder, "grad", "assign"))
     patches.put(tensor, "data", _attribute(recorder, "data", "data="))

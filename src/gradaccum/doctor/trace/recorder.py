@@ -104,6 +104,7 @@ class Recorder:
         self.rank: tuple[int, int] | None = None
         self.gone: Callable[[Tracked], float | None] | None = None
         """How far a parameter has gone over the run."""
+        self._closely: Callable[[bool], None] | None = None
         self.begin(sink, head)
 
     def begin(self, sink: Sink, head: dict[str, Any]) -> None:
@@ -113,6 +114,7 @@ class Recorder:
         self.segments = Segments(sink, self.start)
         self.segments.before_write = self._describe
         self.segments.after_flush = self.summarise
+        self.look_closely(self._closely)
         self.totals: Counter[str] = Counter()
         self.number = 0
         self.backwards = 0
@@ -120,6 +122,13 @@ class Recorder:
         self._head: dict[str, Any] | None = {"t": "head", "version": VERSION, **head}
         self.leaves.new = list(self.leaves.all)
         self.busy.clear()
+
+    def look_closely(self, turn: Callable[[bool], None] | None) -> None:
+        """Call this whenever windows begin, or cease, to be looked at closely."""
+        self._closely = turn
+        self.segments.turn = turn
+        if turn is not None:
+            turn(self.segments.deep)
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -417,16 +426,16 @@ class Recorder:
         """Write all that is still to be told."""
         if not self.number or Process.number != self.process:
             return
-        if self.enter():
-            try:
-                with self.torch._C.DisableTorchFunction():
+        with self.torch._C.DisableTorchFunction():  # a class of the script's own may listen
+            if self.enter():
+                try:
                     self.settle((-1, -1))
-            except Exception as error:  # noqa: BLE001 - the trace is worth more
-                self.fail(error, "finish")
-            finally:
-                self.leave()
-        self.segments.flush(_clock(), summary=False)
-        self.summarise(last, ended=True)
+                except Exception as error:  # noqa: BLE001 - the trace is worth more
+                    self.fail(error, "finish")
+                finally:
+                    self.leave()
+            self.segments.flush(_clock(), summary=False)
+            self.summarise(last, ended=True)
 
     def summarise(self, last: BaseException | None = None, ended: bool = False) -> None:
         """Write what the whole run was like so far."""
@@ -455,7 +464,7 @@ class Recorder:
         if self.gone is None or not self.enter():
             return []
         try:
-            with self.torch._C.DisableTorchFunction(), self.torch.no_grad():
+            with self.torch.no_grad():
                 return [self.gone(leaf) for leaf in self.leaves.all]
         except Exception as error:  # noqa: BLE001 - the trace is worth more
             self.fail(error, "finish")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from gradaccum.doctor.trace.sink import Sink
@@ -41,6 +42,8 @@ class Segments:
         self.spent = 0.0
         self.deep = True
         self.reading = True
+        self.turn: Callable[[bool], None] | None = None
+        """Told when `deep` changes."""
         self.before_write: Any = None
         self.after_flush: Any = None
 
@@ -94,7 +97,11 @@ class Segments:
         allowed = self.allowed()
         first = self.index < FIRST and self._seen < BACKWARDS and self.spent < MOST
         self.reading = first or self.spent < allowed
-        self.deep = first or self.spent < 0.5 * allowed
+        deep = first or self.spent < 0.5 * allowed
+        if deep is not self.deep:
+            self.deep = deep
+            if self.turn is not None:
+                self.turn(deep)
 
     def allowed(self) -> float:
         """Seconds that deep looks may have taken until now."""
