@@ -17,6 +17,7 @@ import inspect
 import sys
 import tokenize
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -27,6 +28,8 @@ _FUTURE = 0x1FF0000  # the flags of `from __future__ import ...`
 _BEFORE = "if not torch.compiler.is_compiling(): {mark!r}.before({given})"
 _HELD = "held = None if torch.compiler.is_compiling() else {mark!r}.before({given})"
 _AFTER = "if held is not None: {mark!r}.after(held)"
+_made: dict[Any, CodeType | None] = {}
+"""What was compiled, for the next to listen."""
 
 
 class Graft:
@@ -36,7 +39,7 @@ class Graft:
         before: is given the function's first argument; returns what `after` gets, or None if the
             end need not be noticed.
         after: is given that when the function returns or raises.
-        everything: hand `before` all arguments, those behind `*` and `**` each as one.
+        everything: hand `before` all arguments as one tuple, those behind `*` and `**` each as one.
     """
 
     __slots__ = ("after", "before", "everything", "original")
@@ -68,6 +71,20 @@ def grafted(function: FunctionType, graft: Graft) -> CodeType | None:
     if older and older[0].original is not None:
         code = older[0].original
     grafts = [*older, graft]
+    key = function, code, tuple((one.after is not None, one.everything) for one in grafts)
+    if key not in _made:
+        _made[key] = _marked(function, code, grafts)
+    marked = _made[key]
+    if marked is None:
+        return None
+    graft.original = code
+    known = {f"{_MARK}{i}": one for i, one in enumerate(grafts)}
+    constants = tuple(known.get(c, c) if isinstance(c, str) else c for c in marked.co_consts)
+    return marked.replace(co_consts=constants)
+
+
+def _marked(function: FunctionType, code: CodeType, grafts: list[Graft]) -> CodeType | None:
+    """The code with marks where the grafts will be."""
     try:
         tree, path = _parsed(function, code)
         if _compiled(tree, code, path) != code:
@@ -78,18 +95,18 @@ def grafted(function: FunctionType, graft: Graft) -> CodeType | None:
         new = _compiled(tree, code, path)
     except (OSError, SyntaxError, ValueError, LookupError, tokenize.TokenError):
         return None
-    if new.co_freevars != code.co_freevars:
-        return None
-    graft.original = code
-    known = {f"{_MARK}{i}": one for i, one in enumerate(grafts)}
-    constants = tuple(known.get(c, c) if isinstance(c, str) else c for c in new.co_consts)
-    return new.replace(co_consts=constants)
+    return new if new.co_freevars == code.co_freevars else None
+
+
+@lru_cache(maxsize=1)  # several functions of one file, one after the other
+def _lines(path: str) -> list[str]:
+    with tokenize.open(path) as file:
+        return file.readlines()
 
 
 def _parsed(function: FunctionType, code: CodeType) -> tuple[ast.Module, list[str]]:
     """The function alone, at its place in scopes and lines; and the names that lead to it."""
-    with tokenize.open(code.co_filename) as file:
-        block = inspect.getblock(file.readlines()[code.co_firstlineno - 1 :])
+    block = inspect.getblock(_lines(code.co_filename)[code.co_firstlineno - 1 :])
     indented = block[0][0].isspace()
     path = getattr(code, "co_qualname", code.co_name).split(".")
     free = ", ".join(name for name in code.co_freevars if name != "__class__")
@@ -171,7 +188,7 @@ def _given(arguments: ast.arguments, everything: bool) -> str:
         several = arguments.vararg.arg
         return f"{several}[0] if {several} else None"
     stars = [one.arg for one in (arguments.vararg, arguments.kwarg) if one is not None]
-    return ", ".join([*names, *(one.arg for one in arguments.kwonlyargs), *stars])
+    return f"({', '.join([*names, *(one.arg for one in arguments.kwonlyargs), *stars])},)"
 
 
 def _nowhere(source: str, held: str, torch: str = "torch") -> list[ast.stmt]:

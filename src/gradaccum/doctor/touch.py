@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import update_wrapper
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
+from copy import copy
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from gradaccum.doctor.graft import Graft, graftable, grafted
 
-__all__ = ["RUNNING", "Before", "BuiltinTouch", "Patches"]
+__all__ = ["RUNNING", "Before", "BuiltinTouch", "Patches", "StandIn"]
 
 Before = Callable[[Any, FrameType], Any]
 """Is given the object (or None for a function) and the caller's frame; returns what is to be known
@@ -27,20 +27,19 @@ class _Called:
         return callee._original
 
 
-class BuiltinTouch:
-    """Stands in a module for one of its functions that are written in C.
+class StandIn:
+    """Stands in a class or a module for what is written in C, kept as `_original`.
 
-    To `inspect`, `pickle` and `isinstance` it is what it stands for; `type()` alone knows better.
+    To `inspect`, `pickle`, `==` and `isinstance` it is what it stands for; `type()` knows better.
     """
 
-    __call__ = _Called()
-    __class__ = property(lambda self: BuiltinFunctionType)  # type: ignore[assignment]
+    _original: Any
+    __class__ = property(lambda self: type(self._original))  # type: ignore[assignment]
 
-    def __init__(self, original: Callable[..., Any], before: Before) -> None:
-        update_wrapper(self, original)
-        del self.__dict__["__wrapped__"]
-        self._original = original
-        self._before = before
+    def __init_subclass__(cls) -> None:
+        # A class has these of its own, which would come first.
+        for name in ("__doc__", "__module__"):
+            setattr(cls, name, property(lambda self, name=name: getattr(self._original, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
@@ -54,8 +53,19 @@ class BuiltinTouch:
     def __hash__(self) -> int:
         return hash(self._original)
 
-    def __reduce__(self) -> str:
-        return str(self.__qualname__)  # type: ignore[attr-defined] # as a function, by its name
+    def __reduce_ex__(self, version: Any) -> Any:
+        by_name = isinstance(self._original.__reduce_ex__(version), str)
+        return (copy, (self._original,)) if by_name else self._original.__reduce_ex__(version)
+
+
+class BuiltinTouch(StandIn):
+    """Stands in a module for one of its functions that are written in C."""
+
+    __call__ = _Called()
+
+    def __init__(self, original: Callable[..., Any], before: Before) -> None:
+        self._original = original
+        self._before = before
 
 
 RUNNING = (_Called.__get__,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
 from _thread import get_ident
@@ -18,7 +17,7 @@ from gradaccum.doctor.trace.tracked import arrive
 
 __all__ = ["install"]
 
-_clock, _frame = time.perf_counter, sys._getframe
+_clock = time.perf_counter
 _FACTORS = ("MulBackward0", "DivBackward0")
 
 
@@ -124,10 +123,10 @@ class _Watch:
             note["requires_grad"] = any(getattr(o, "requires_grad", True) for o in outputs)
         if recorder.stepping and not recorder.leaves.several:
             note["step"] = recorder.stepping[-1].index
-        if recorder.parallel:
+        if recorder.ranks:
             note["sync"] = [bool(m.require_backward_grad_sync) for m in recorder.parallel]
         if hasattr(loss, "is_leaf"):  # else an edge of a graph
-            if loss.dim():
+            if self.deep.silent(loss) and loss.dim():
                 note["shape"] = tuple(loss.shape)
             if loss.is_leaf:
                 note["leaf"] = True
@@ -152,6 +151,7 @@ class _Watch:
 
     def _look(self, note: dict[str, Any], outputs: Any, seeds: Any, frame: FrameType) -> None:
         recorder = self.recorder
+        losses = [one for one in outputs if hasattr(one, "is_leaf")]
         with self.deep.quiet():
             if recorder.segments.deep:
                 known = len(recorder.leaves.all)
@@ -165,7 +165,7 @@ class _Watch:
                 return
             if "loss" not in note and recorder.segments.deep:
                 note["loss"] = self.deep.value(outputs[0])
-            if recorder.read is not None:
+            if recorder.read is not None and all(map(self.deep.silent, losses)):
                 try:
                     note["ledger"] = recorder.read(outputs, tuple(seeds))
                 except Exception as error:  # noqa: BLE001 - "unknown" must not end the run
@@ -184,7 +184,10 @@ class _Watch:
             note["written"] = recorder.indexes(seen.values)
             for leaf in seen.values:
                 leaf.changes += 1
-        recorder.active = [other for other in recorder.active if other is not note]
+        if len(recorder.active) == 1 and recorder.active[0] is note:
+            recorder.active.clear()
+        else:
+            recorder.active = [other for other in recorder.active if other is not note]
         place, begun = note.pop("place"), note.pop("begun")
         end = None
         note["arrived"] = list(note["arrived"])
@@ -196,7 +199,7 @@ class _Watch:
                 note["memory"] = self.deep.memory()
             recorder.segments.spent += _clock() - spent
         shape = (bool(note["fresh"]), note["nested"])
-        event = recorder.event("backward", place, begun, shape, **note)
+        event = recorder.record("backward", place, begun, shape, note)
         if end is not None:
             event["e"] = end
 
@@ -206,4 +209,4 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
     watch = _Watch(recorder, deep)
     before, after = guarded(recorder, watch.begin), guarded_after(recorder, watch.end)
     run = recorder.torch.autograd.graph._engine_run_backward
-    patches.graft(run, lambda *given: before(given, _frame(1).f_back), after, everything=True)
+    patches.graft(run, before, after, everything=True)

@@ -9,9 +9,9 @@ from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from gradaccum.doctor.touch import Before
-from gradaccum.doctor.trace.recorder import Process, Recorder
+from gradaccum.doctor.trace.recorder import Recorder
 
-__all__ = ["guarded", "guarded_after", "uncompiled"]
+__all__ = ["aside", "guarded", "guarded_after", "uncompiled"]
 
 _frame, _gettrace, _settrace = sys._getframe, sys.gettrace, sys.settrace
 _OWN = isinstance(_settrace, BuiltinFunctionType)
@@ -34,6 +34,12 @@ def uncompiled(torch: Any, *functions: Callable[..., Any]) -> None:
         function._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
+def aside(torch: Any) -> Any:
+    """What sets `torch.compile` aside, where marking a function does not do so for all it calls."""
+    frames = torch._C._dynamo.eval_frame
+    return None if hasattr(frames, "set_code_exec_strategy") else frames.set_eval_frame
+
+
 def _untraced() -> Any:
     """Take a debugger's or a script's trace function away, as long as our own code runs.
 
@@ -53,15 +59,15 @@ def guarded(recorder: Recorder, before: Before) -> Callable[..., Any]:
     """
     hidden = recorder.torch._C.DisableTorchFunction
     name = getattr(before, "__qualname__", "before")
-    compiler = recorder.torch._C._dynamo.eval_frame.set_eval_frame
+    compiler = aside(recorder.torch)
     busy = recorder.busy
 
     def run(owner: Any, frame: FrameType | None = None) -> Any:
         thread = _ident()
-        if thread in busy or recorder.closed or recorder.process != Process.number:
+        if thread in busy or recorder.closed or recorder.elsewhere:
             return None
         tracer = _untraced() if _gettrace() is not None else None
-        compiling = compiler(None)
+        compiling = compiler(None) if compiler else None
         busy.add(thread)
         try:
             with hidden():
@@ -72,7 +78,8 @@ def guarded(recorder: Recorder, before: Before) -> Callable[..., Any]:
             return None
         finally:
             busy.discard(thread)
-            compiler(compiling)
+            if compiler:
+                compiler(compiling)
             if tracer is not None:
                 _settrace(tracer)
 
@@ -84,15 +91,15 @@ def guarded_after(recorder: Recorder, after: Callable[[Any], None]) -> Callable[
     """The same for an `after`."""
     hidden = recorder.torch._C.DisableTorchFunction
     name = getattr(after, "__qualname__", "after")
-    compiler = recorder.torch._C._dynamo.eval_frame.set_eval_frame
+    compiler = aside(recorder.torch)
     busy = recorder.busy
 
     def run(note: Any) -> None:
         thread = _ident()
-        if thread in busy or recorder.closed or recorder.process != Process.number:
+        if thread in busy or recorder.closed or recorder.elsewhere:
             return
         tracer = _untraced() if _gettrace() is not None else None
-        compiling = compiler(None)
+        compiling = compiler(None) if compiler else None
         busy.add(thread)
         try:
             with hidden():
@@ -101,7 +108,8 @@ def guarded_after(recorder: Recorder, after: Callable[[Any], None]) -> Callable[
             recorder.fail(error, name)
         finally:
             busy.discard(thread)
-            compiler(compiling)
+            if compiler:
+                compiler(compiling)
             if tracer is not None:
                 _settrace(tracer)
 

@@ -55,6 +55,7 @@ class _Watch:
         """DDP's forward: it decides here whether the backward will synchronise."""
         recorder = self.recorder
         recorder.parallel.add(module)
+        recorder.ranks = True
         recorder.event(
             "ddp_forward", recorder.find(frame), recorder.now(),
             sync=bool(module.require_backward_grad_sync), training=bool(module.training),

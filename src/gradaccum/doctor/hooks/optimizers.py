@@ -125,7 +125,9 @@ class _Watch:
         if recorder.stepping:
             recorder.check_stepping(frame)
         place = recorder.find(frame)
-        recorder.settle(place)
+        if recorder.marks or recorder.segments.events:
+            recorder.settle(place)
+        # else nothing was noticed since the step, and the look that follows sees what there was
         recorder.inside += 1
         return optimizer, place, recorder.now()
 

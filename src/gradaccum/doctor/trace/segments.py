@@ -38,7 +38,8 @@ class Segments:
         self._ending = False
         self._shapes: dict[tuple[Any, ...], list[int]] = {}
         self._unsaved: deque[dict[str, Any]] = deque(maxlen=LAST)
-        self._flushed = start
+        self._due = 1.0
+        """When to write what is not yet written, in seconds since the beginning."""
         self.spent = 0.0
         self.deep = True
         self.reading = True
@@ -47,8 +48,11 @@ class Segments:
         self.before_write: Any = None
         self.after_flush: Any = None
 
-    def add(self, event: dict[str, Any], mark: object = None) -> None:
-        """Append an event; `mark` is what beside its kind and place makes up its shape."""
+    def add(self, event: dict[str, Any], mark: object = None, now: float = 0.0) -> None:
+        """Append an event; `mark` is what beside its kind and place makes up its shape.
+
+        `now` in seconds since the beginning.
+        """
         kind = event["k"]
         if self._ending and kind in ("backward", "forward", "zero", "optimizer", "step"):
             self.close()
@@ -66,9 +70,8 @@ class Segments:
                 self._shape.append((kind, event.get("at"), mark))
         if kind == "write" and event.get("target") == "param":
             self._ending = True
-        now = event.get("e", 0.0) + self._start
-        if now - self._flushed > max(1.0, 0.02 * (now - self._start)):
-            self.flush(now)
+        if now > self._due:
+            self.flush(now + self._start)
 
     def close(self, closed: bool = True) -> None:
         """End the segment; write it if it is worth keeping."""
@@ -124,7 +127,8 @@ class Segments:
 
     def flush(self, now: float, summary: bool = True) -> None:
         """Write what a killed process would lose; seldom, and less often as the run grows."""
-        self._flushed = now
+        now -= self._start
+        self._due = now + max(1.0, 0.02 * now)
         while self._unsaved:
             self._write(self._unsaved.popleft())
         if self.events:
