@@ -11,7 +11,7 @@ from typing import Any
 
 from gradaccum.doctor.children import listen_to_children
 from gradaccum.doctor.hooks.install import install
-from gradaccum.doctor.touch import FunctionTouch
+from gradaccum.doctor.touch import BuiltinTouch
 from gradaccum.doctor.trace.recorder import Recorder, last_error
 from gradaccum.doctor.trace.sink import FileSink
 
@@ -30,7 +30,7 @@ def arrive(torch: Any, folder: str) -> None:
     listen_to_children(folder)
     atexit.register(lambda: recorder.finish(last_error()))
     # A process that leaves this way runs nothing else; `_exit` is looked up in `os` when called.
-    os._exit = FunctionTouch(os._exit, lambda _, __: recorder.finish(), None)  # type: ignore[assignment]
+    os._exit = BuiltinTouch(os._exit, lambda _, __: recorder.finish())  # type: ignore[assignment]
 
 
 def _sink(folder: str) -> FileSink:

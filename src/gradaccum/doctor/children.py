@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gradaccum.doctor.touch import FunctionTouch
+from gradaccum.doctor.touch import BuiltinTouch
 
 __all__ = ["listen_to_children"]
 
@@ -37,7 +37,7 @@ def listen_to_children(folder: str) -> None:
     for holder, name in holders:
         original = getattr(holder, name, None)
         if original is not None:
-            setattr(holder, name, FunctionTouch(original, _quietly(before), None))
+            setattr(holder, name, BuiltinTouch(original, _quietly(before)))
             return
 
 

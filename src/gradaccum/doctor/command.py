@@ -126,20 +126,25 @@ def _report(
 
     name = " ".join(script[:2]) if script[0] in ("-m", "-c") else script[0]
     traces = assemble.read(folder)
+    failed: GradaccumError | None = None
     if options.trace and traces:
-        assemble.keep(traces, options.trace)
+        try:
+            assemble.keep(traces, options.trace)
+        except GradaccumError as error:  # the other files are written all the same
+            failed = error
     if not traces:
         if not options.quiet:
             _say("gradaccum doctor: no training was seen: " + assemble.why_nothing(outcome))
         return
     diagnoses = [assemble.diagnosis(t, name, outcome, len(traces)) for t in traces]
-    failed: GradaccumError | None = None
     try:
         if len(diagnoses) == 1 and diagnoses[0].run.ranks > 1:
             _write_as_rank(diagnoses[0], options)
         else:
             _write_all(diagnoses, options)
     except GradaccumError as error:
+        if failed is not None:
+            _say(f"gradaccum: {failed}")
         failed = error
     if not options.quiet:
         _say(_text(assemble.together(diagnoses)))

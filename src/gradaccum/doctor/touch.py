@@ -1,36 +1,20 @@
-"""Calls that are noticed without a frame of ours on the stack.
-
-A wrapper function would show in every traceback, move the line that a warning names, and change
-what `inspect` says. Python's own protocol offers two places that run before and after a call and
-are gone while it runs: a descriptor's `__get__`, which hands out the function that is called next,
-and the `__del__` of that function, which runs once the call is over, whether it returned or raised.
-"""
+"""Hooks set and removed: code grafted into functions, and attributes that were replaced."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial, update_wrapper
-from types import FrameType, MethodType
+from copy import copy
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-__all__ = ["RUNNING", "FunctionTouch", "MethodTouch", "Patches", "Then"]
+from gradaccum.doctor.graft import Graft, graftable, grafted
+
+__all__ = ["RUNNING", "Before", "BuiltinTouch", "Patches", "StandIn"]
 
 Before = Callable[[Any, FrameType], Any]
-"""Is given the object (or None for a function) and the caller's frame; returns what `after` gets,
-or None if the end need not be noticed."""
-After = Callable[[Any], None]
-
-
-class Then(partial):
-    """A call that says when it is over."""
-
-    after: After | None = None
-    note: Any = None
-
-    def __del__(self) -> None:
-        if self.after is not None:
-            self.after(self.note)
+"""Is given the object (or None for a function) and the caller's frame; returns what is to be known
+when the call is over, or None if its end need not be noticed."""
 
 
 class _Called:
@@ -39,81 +23,110 @@ class _Called:
     def __get__(self, callee: Any, owner: type | None = None) -> Any:
         if callee is None:
             return self
-        original, before, after = callee._touch
-        note = before(callee._object, sys._getframe(1))
-        if note is None or after is None:
-            return original
-        then = Then(original)
-        then.after, then.note = after, note
-        return then
+        callee._before(None, sys._getframe(1))
+        return callee._original
 
 
-class _Callee:
-    """What is called in the original's stead; to `inspect` it looks like the original."""
+class StandIn:
+    """Stands in a class or a module for what is written in C, kept as `_original`.
 
-    __call__ = _Called()
-    _touch: tuple[Callable[..., Any], Before, After | None]
-    _object: Any = None
+    To `inspect`, `pickle`, `==` and `isinstance` it is what it stands for; `type()` knows better.
+    """
 
-    def __reduce__(self) -> str:
-        return str(self.__qualname__)  # type: ignore[attr-defined] # pickled by its name, as a function is
+    _original: Any
+    __class__ = property(lambda self: type(self._original))  # type: ignore[assignment]
 
-
-class FunctionTouch(_Callee):
-    """Stands in a module for one of its functions."""
-
-    def __init__(self, original: Callable[..., Any], before: Before, after: After | None) -> None:
-        update_wrapper(self, original)
-        self._touch = (original, before, after)
-
-
-class _MethodCallee(_Callee):
-    __slots__ = ("_object", "_touch")
-
-    def __init__(self, touch: tuple[Callable[..., Any], Before, After | None], owner: Any) -> None:
-        self._touch = touch
-        self._object = owner
+    def __init_subclass__(cls) -> None:
+        # A class has these of its own, which would come first.
+        for name in ("__doc__", "__module__"):
+            setattr(cls, name, property(lambda self, name=name: getattr(self._original, name)))
 
     def __getattr__(self, name: str) -> Any:
-        return self._touch[0] if name == "__wrapped__" else getattr(self._touch[0], name)
+        return getattr(self._original, name)
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._original
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __reduce_ex__(self, version: Any) -> Any:
+        by_name = isinstance(self._original.__reduce_ex__(version), str)
+        return (copy, (self._original,)) if by_name else self._original.__reduce_ex__(version)
 
 
-class MethodTouch:
-    """Stands in a class for one of its methods; the class itself still shows the original."""
+class BuiltinTouch(StandIn):
+    """Stands in a module for one of its functions that are written in C."""
 
-    def __init__(self, original: Callable[..., Any], before: Before, after: After | None) -> None:
-        self.original = original
-        self._touch = (original, before, after)
+    __call__ = _Called()
 
-    def __get__(self, owner: Any, kind: type | None = None) -> Any:
-        if owner is None:
-            return self.original
-        return MethodType(_MethodCallee(self._touch, owner), owner)
+    def __init__(self, original: Callable[..., Any], before: Before) -> None:
+        self._original = original
+        self._before = before
 
 
-RUNNING = (Then.__del__, _Called.__get__, _MethodCallee.__init__, MethodTouch.__get__)
+RUNNING = (_Called.__get__,)
 """What runs where the script runs."""
 
 
 class Patches:
-    """Attributes that were replaced, and are put back in reverse order."""
+    """All that was changed, and is put back in reverse order."""
 
     def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any, Any, bool]] = []
+        self._undo: list[Callable[[], None]] = []
+        self.failed: list[str] = []
+        """Functions that could not be listened to."""
 
     def put(self, holder: Any, name: str, new: Any) -> None:
         """Replace an attribute, remembering whether the holder had it itself."""
-        own = name in vars(holder)
-        self._undo.append((holder, name, new, vars(holder).get(name), own))
+        own, old = name in vars(holder), vars(holder).get(name)
         setattr(holder, name, new)
 
-    def restore(self) -> None:
-        """Undo all, last first; what somebody else has replaced since stays theirs."""
-        while self._undo:
-            holder, name, new, old, own = self._undo.pop()
+        def undo() -> None:
             if vars(holder).get(name) is not new:
-                continue
+                return  # what somebody else has replaced since stays theirs
             if own:
                 setattr(holder, name, old)
             else:
                 delattr(holder, name)
+
+        self._undo.append(undo)
+
+    def graft(
+        self,
+        function: Callable[..., Any],
+        before: Callable[..., Any],
+        after: Callable[[Any], None] | None = None,
+        everything: bool = False,
+    ) -> Swap | None:
+        """Listen to a function; returns what turns that off and on again."""
+        inner = graftable(function)
+        code = None if inner is None else grafted(inner, Graft(before, after, everything))
+        if inner is None or code is None:
+            self.failed.append(getattr(function, "__qualname__", repr(function)))
+            return None
+        swap = Swap(inner, code)
+        swap.turn(True)
+        self._undo.append(lambda: swap.turn(False))
+        return swap
+
+    def restore(self) -> None:
+        """Undo all, last first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+class Swap:
+    """A function's own code, and the same with a graft."""
+
+    def __init__(self, function: FunctionType, new: CodeType) -> None:
+        self._function = function
+        self._codes = (function.__code__, new)
+
+    def turn(self, on: bool) -> None:
+        """Give it one or the other, unless somebody else has given it a third."""
+        if self._function.__code__ is self._codes[not on]:
+            self._function.__code__ = self._codes[on]

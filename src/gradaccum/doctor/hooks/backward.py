@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
 from _thread import get_ident
@@ -12,7 +11,7 @@ from typing import Any
 
 from gradaccum.doctor.hooks.behind import Behind
 from gradaccum.doctor.hooks.deep import Deep
-from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
+from gradaccum.doctor.hooks.guard import guarded, guarded_after
 from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
 from gradaccum.doctor.trace.tracked import arrive
@@ -49,11 +48,30 @@ class _Watch:
         self._plain = recorder.torch.Tensor
         self._kept: deque[weakref.ref[_Token]] = deque(maxlen=64)
 
-    def before(self, _: Any, frame: FrameType) -> Any:
+    def begin(self, given: tuple[Any, Any, Any], frame: FrameType) -> Any:
+        """A backward begins."""
+        leaves = self.recorder.leaves
+        outermost = leaves.begin(get_ident())
+        try:
+            return outermost, self.before(*given, frame)
+        except BaseException:
+            if outermost:
+                leaves.running.discard(get_ident())
+            raise
+
+    def end(self, held: tuple[bool, dict[str, Any] | None]) -> None:
+        """It is over."""
+        outermost, note = held
+        try:
+            if note is not None:
+                self.after(note)
+        finally:
+            if outermost:
+                self.recorder.leaves.running.discard(get_ident())
+
+    def before(self, outputs: Any, rest: Any, more: Any, frame: FrameType) -> Any:
         """Note the loss while its graph is there."""
         recorder = self.recorder
-        given = frame.f_locals
-        outputs, rest, more = given["t_outputs"], given["args"], given["kwargs"]
         place = recorder.find(frame)
         if not more.get("accumulate_grad", True):
             if recorder.torch._C._len_torch_dispatch_stack():
@@ -107,10 +125,10 @@ class _Watch:
             note["requires_grad"] = any(getattr(o, "requires_grad", True) for o in outputs)
         if recorder.stepping and not recorder.leaves.several:
             note["step"] = recorder.stepping[-1].index
-        if recorder.parallel:
+        if recorder.ranks:
             note["sync"] = [bool(m.require_backward_grad_sync) for m in recorder.parallel]
         if hasattr(loss, "is_leaf"):  # else an edge of a graph
-            if loss.dim():
+            if self.deep.silent(loss) and loss.dim():
                 note["shape"] = tuple(loss.shape)
             if loss.is_leaf:
                 note["leaf"] = True
@@ -135,6 +153,7 @@ class _Watch:
 
     def _look(self, note: dict[str, Any], outputs: Any, seeds: Any, frame: FrameType) -> None:
         recorder = self.recorder
+        losses = [one for one in outputs if hasattr(one, "is_leaf")]
         with self.deep.quiet():
             if recorder.segments.deep:
                 known = len(recorder.leaves.all)
@@ -149,7 +168,7 @@ class _Watch:
             self.behind.look(outputs, note["b"])
             if "loss" not in note and recorder.segments.deep:
                 note["loss"] = self.deep.value(outputs[0])
-            if recorder.read is not None:
+            if recorder.read is not None and all(map(self.deep.silent, losses)):
                 try:
                     note["ledger"] = recorder.read(outputs, tuple(seeds))
                 except Exception as error:  # noqa: BLE001 - "unknown" must not end the run
@@ -168,7 +187,10 @@ class _Watch:
             note["written"] = recorder.indexes(seen.values)
             for leaf in seen.values:
                 leaf.changes += 1
-        recorder.active = [other for other in recorder.active if other is not note]
+        if len(recorder.active) == 1 and recorder.active[0] is note:
+            recorder.active.clear()
+        else:
+            recorder.active = [other for other in recorder.active if other is not note]
         place, begun = note.pop("place"), note.pop("begun")
         end = None
         note["arrived"] = list(note["arrived"])
@@ -180,48 +202,14 @@ class _Watch:
                 note["memory"] = self.deep.memory()
             recorder.segments.spent += _clock() - spent
         shape = (bool(note["fresh"]), note["nested"])
-        event = recorder.event("backward", place, begun, shape, **note)
+        event = recorder.record("backward", place, begun, shape, note)
         if end is not None:
             event["e"] = end
 
 
 def install(recorder: Recorder, deep: Deep, behind: Behind, patches: Patches) -> None:
     """Listen to the engine."""
-    torch = recorder.torch
-    variable = torch.autograd.Variable
-    real = vars(variable)["_execution_engine"]
-    code = torch.autograd.graph._engine_run_backward.__code__
     watch = _Watch(recorder, deep, behind)
-    before = guarded(recorder, watch.before)
-    after = guarded_after(recorder, watch.after)
-
-    leaves = recorder.leaves
-
-    class Engine(torch._C._ImperativeEngine):
-        """The engine, for one backward: it is freed when that is over."""
-
-        note: Any = None
-        outermost = False
-
-        def __del__(self) -> None:
-            if self.note is not None:
-                after(self.note)
-            if self.outermost:
-                leaves.running.discard(get_ident())
-
-    class Slot:
-        """Hands out the engine."""
-
-        def __get__(self, owner: Any, kind: Any = None) -> Any:
-            frame = sys._getframe(1)
-            if frame.f_code is not code:
-                return real
-            if recorder.closed:
-                return real
-            engine = Engine()
-            engine.outermost = leaves.begin(get_ident())
-            engine.note = before(None, frame)
-            return engine
-
-    uncompiled(torch, Engine.__del__, Slot.__get__)
-    patches.put(variable, "_execution_engine", Slot())
+    before, after = guarded(recorder, watch.begin), guarded_after(recorder, watch.end)
+    run = recorder.torch.autograd.graph._engine_run_backward
+    patches.graft(run, before, after, everything=True)

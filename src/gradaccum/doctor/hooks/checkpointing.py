@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 from gradaccum.doctor.hooks.guard import guarded
-from gradaccum.doctor.touch import FunctionTouch, Patches
+from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
 
 __all__ = ["install"]
@@ -77,4 +77,4 @@ def install(recorder: Recorder, patches: Patches) -> None:
     original = getattr(home, "_infer_device_type", None)
     if original is not None:
         before = guarded(recorder, _Checkpoint(recorder).before)
-        patches.put(home, "_infer_device_type", FunctionTouch(original, before, None))
+        patches.graft(original, before)

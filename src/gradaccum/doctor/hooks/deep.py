@@ -50,8 +50,14 @@ class Deep:
         with self._torch.no_grad(), self._torch._C._DisableAutocast():
             yield
 
+    def silent(self, tensor: Any) -> bool:
+        """Whether what is done to a tensor is told to nobody: its class intercepts no operators."""
+        return type(tensor).__torch_dispatch__ is self._torch._C._disabled_torch_dispatch_impl
+
     def value(self, tensor: Any) -> float | None:
         """A scalar's value."""
+        if not self.silent(tensor):
+            return None
         if getattr(tensor, "numel", lambda: 0)() != 1 or tensor.is_complex() or tensor.is_meta:
             return None
         return float(tensor.detach().item())
@@ -80,6 +86,8 @@ class Deep:
 
     def _readable(self, tensor: Any) -> bool:
         """Whether it has elements that can be read; on `meta` there is nothing behind a shape."""
+        if not self.silent(tensor):
+            return False
         strided = tensor.layout is self._torch.strided
         return strided and not tensor.is_meta and tensor.numel() > 0
 

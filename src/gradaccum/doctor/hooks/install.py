@@ -36,6 +36,7 @@ def install(recorder: Recorder) -> Callable[[], None]:
         recorder.closed = True
         for handle in reversed(handles):
             handle.remove()
+        recorder.look_closely(None)
         patches.restore()
 
     uncompiled(recorder.torch, *touch.RUNNING)
@@ -47,6 +48,8 @@ def install(recorder: Recorder) -> Callable[[], None]:
         loading.install(recorder, patches)
         checkpointing.install(recorder, patches)
         handles += optimizers.install(recorder, deep, patches)
+        if patches.failed:
+            recorder.trouble = "not listened to: " + ", ".join(patches.failed)
     except BaseException:
         remove()
         raise

@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 from gradaccum.doctor.hooks.guard import guarded, guarded_after
-from gradaccum.doctor.touch import MethodTouch, Patches
+from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
 
 __all__ = ["install"]
@@ -44,9 +44,5 @@ def install(recorder: Recorder, patches: Patches) -> None:
     """Listen to DataLoaders."""
     kind = recorder.torch.utils.data.dataloader._BaseDataLoaderIter
     watch = _Watch(recorder)
-    touch = MethodTouch(
-        vars(kind)["__next__"],
-        guarded(recorder, watch.before),
-        guarded_after(recorder, watch.after),
-    )
-    patches.put(kind, "__next__", touch)
+    before, after = guarded(recorder, watch.before), guarded_after(recorder, watch.after)
+    patches.graft(vars(kind)["__next__"], before, after)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gradaccum.doctor.hooks.deep import Deep, distance
 from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
-from gradaccum.doctor.touch import MethodTouch, Patches
+from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Optimizer, Recorder
 from gradaccum.doctor.trace.tracked import groups
 
@@ -126,7 +126,9 @@ class _Watch:
         if recorder.stepping:
             recorder.check_stepping(frame)
         place = recorder.find(frame)
-        recorder.settle(place)
+        if recorder.marks or recorder.segments.events:
+            recorder.settle(place)
+        # else nothing was noticed since the step, and the look that follows sees what there was
         recorder.inside += 1
         return optimizer, place, recorder.now()
 
@@ -240,14 +242,11 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> list[Any]:
         ("load_state_dict", watch.before_load, None),
     ):
         over = None if after is None else guarded_after(recorder, after)
-        patches.put(kind, name, MethodTouch(vars(kind)[name], guarded(recorder, before), over))
+        patches.graft(vars(kind)[name], guarded(recorder, before), over)
     schedulers = torch.optim.lr_scheduler
-    made = MethodTouch(
-        vars(schedulers.LRScheduler)["__init__"],
-        guarded(recorder, watch.make_scheduler),
-        guarded_after(recorder, watch.made_scheduler),
-    )
-    patches.put(schedulers.LRScheduler, "__init__", made)
+    making = guarded(recorder, watch.make_scheduler)
+    made = guarded_after(recorder, watch.made_scheduler)
+    patches.graft(vars(schedulers.LRScheduler)["__init__"], making, made)
     before = guarded(recorder, watch.before_schedule)
     after = guarded_after(recorder, watch.after_schedule)
     for scheduler in list(vars(schedulers).values()):
@@ -256,7 +255,7 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> list[Any]:
             and issubclass(scheduler, schedulers.LRScheduler)
             and ("step" in vars(scheduler))
         ):
-            patches.put(scheduler, "step", MethodTouch(vars(scheduler)["step"], before, after))
+            patches.graft(vars(scheduler)["step"], before, after)
     before_step = guarded(recorder, watch.before_step)
     after_step = guarded(recorder, watch.after_step)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.hooks.guard import guarded, guarded_after
-from gradaccum.doctor.touch import FunctionTouch, MethodTouch, Patches
+from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
 
 __all__ = ["install"]
@@ -180,21 +180,17 @@ def install(recorder: Recorder, deep: Deep, patches: Patches) -> None:
         ("update", scaler.before_update, scaler.after_update),
     ):
         over = None if after is None else guarded_after(recorder, after)
-        patches.put(kind, name, MethodTouch(vars(kind)[name], guarded(recorder, before), over))
+        patches.graft(vars(kind)[name], guarded(recorder, before), over)
     clip = _Clip(recorder, deep)
     home = torch.nn.utils.clip_grad
     over = guarded_after(recorder, clip.after)
     for name, via in (("clip_grad_norm_", "norm"), ("clip_grad_value_", "value"),
                       ("clip_grads_with_norm_", "norm")):  # fmt: skip
         original = getattr(torch.nn.utils, name, None)
-        if original is None:
-            continue
-        touch = FunctionTouch(original, guarded(recorder, clip.before(via)), over)
-        for module in (torch.nn.utils, home):
-            if getattr(module, name, None) is original:
-                patches.put(module, name, touch)
+        if original is not None:
+            patches.graft(original, guarded(recorder, clip.before(via)), over)
     argument = guarded(recorder, clip.argument)
     for name in ("_get_total_norm", "_clip_grads_with_norm_", "_group_tensors_by_device_and_dtype"):
         original = getattr(home, name, None)
         if original is not None:
-            patches.put(home, name, FunctionTouch(original, argument, None))
+            patches.graft(original, argument)

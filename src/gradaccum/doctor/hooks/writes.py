@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from types import FunctionType
 from typing import Any
 
 from gradaccum.doctor.hooks.behind import Behind
-from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
-from gradaccum.doctor.touch import MethodTouch, Patches
+from gradaccum.doctor.hooks.guard import aside, guarded, guarded_after, uncompiled
+from gradaccum.doctor.touch import Patches, StandIn
 from gradaccum.doctor.trace.recorder import Recorder
 
 __all__ = ["install"]
@@ -21,8 +22,17 @@ _OPERATORS = (
 )  # fmt: skip
 
 
-class _Mutator:
+class _Handing:
+    """Stands as `__call__` in a class; hands out what is called."""
+
+    def __get__(self, callee: Any, kind: Any = None) -> Any:
+        return self if callee is None else callee._original
+
+
+class _Mutator(StandIn):
     """Stands in `torch.Tensor` for a method that writes in place; hands out the original."""
+
+    __call__ = _Handing()
 
     def __init__(self, name: str, original: Any, recorder: Recorder, behind: Behind) -> None:
         self._name = name
@@ -31,6 +41,8 @@ class _Mutator:
         self._recorder = recorder
         self._behind = behind
         self._plain = (recorder.torch.Tensor, recorder.torch.nn.Parameter)
+        self._compiler = aside(recorder.torch)
+        self._hidden = recorder.torch._C.DisableTorchFunction
 
     def __get__(self, tensor: Any, kind: Any = None) -> Any:
         if tensor is None:
@@ -46,21 +58,25 @@ class _Mutator:
 
     def _note(self, tensor: Any, frame: Any) -> None:
         recorder = self._recorder
-        compiler = recorder.torch._C._dynamo.eval_frame.set_eval_frame
-        compiling = compiler(None)
         if not recorder.enter():
-            compiler(compiling)
             return
+        compiling = self._compiler(None) if self._compiler else None
         try:
-            with recorder.torch._C.DisableTorchFunction():  # the script's modes see none of it
-                self._tell(tensor, frame)
+            with self._hidden():
+                self._mark(tensor, frame)
         except Exception as error:  # noqa: BLE001 - the script must not notice
             recorder.fail(error, "write")
         finally:
             recorder.leave()
-            compiler(compiling)
+            if self._compiler:
+                self._compiler(compiling)
 
-    def _tell(self, tensor: Any, frame: Any) -> None:
+    def called(self, tensor: Any, frame: Any) -> None:
+        """The same for a method in Python."""
+        if not self._recorder.inside and type(tensor) in self._plain:
+            self._mark(tensor, frame)
+
+    def _mark(self, tensor: Any, frame: Any) -> None:
         recorder = self._recorder
         meant = recorder.leaves.meant(tensor)
         if meant is None and not recorder.places.ours(frame):
@@ -97,7 +113,19 @@ class _Set:
 
 
 class _Attribute(property):
-    """`grad` and `data`: read as before, and noticed when set."""
+    """`grad`, `data`, `requires_grad`: read as before, and noticed when set.
+
+    Whoever asks it for an attribute is answered by the original: a `__torch_function__` is called
+    with `torch.Tensor.grad.__get__` and compares it with what it knows.
+    """
+
+    real: Any
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "real"), name)
+
+    def __repr__(self) -> str:
+        return repr(object.__getattribute__(self, "real"))
 
 
 def _attribute(recorder: Recorder, name: str, kind: str) -> _Attribute:
@@ -106,8 +134,12 @@ def _attribute(recorder: Recorder, name: str, kind: str) -> _Attribute:
     def note(_: Any, frame: Any) -> None:
         recorder.mark(kind, frame, name + "=")
 
-    setter = _Set(real.__set__, guarded(recorder, note), recorder)
-    return _Attribute(real.__get__, setter, None, real.__doc__)
+    noted = guarded(recorder, note)
+    setter = _Set(real.__set__, noted, recorder)
+    deleter = _Set(real.__delete__, noted, recorder)
+    stand_in = _Attribute(real.__get__, setter, deleter)
+    object.__setattr__(stand_in, "real", real)
+    return stand_in
 
 
 class _Hooking:
@@ -146,7 +178,7 @@ class _Hooking:
 
 def install(recorder: Recorder, behind: Behind, patches: Patches) -> None:
     """Listen to methods that write in place, and to `.grad =` and `.data =`."""
-    uncompiled(recorder.torch, _Mutator.__get__, _Mutator._note, _Mutator._tell, _Setter.__get__)
+    uncompiled(recorder.torch, _Mutator.__get__, _Mutator._note, _Setter.__get__, _Handing.__get__)
     tensor, base = recorder.torch.Tensor, recorder.torch._C.TensorBase
     names = [
         name
@@ -155,15 +187,18 @@ def install(recorder: Recorder, behind: Behind, patches: Patches) -> None:
     ]
     for name in (*names, *(n for n in _OPERATORS if hasattr(tensor, n))):
         original = getattr(tensor, name)
-        if hasattr(original, "__get__"):
-            patches.put(tensor, name, _Mutator(name, original, recorder, behind))
+        stand_in = _Mutator(name, original, recorder, behind)
+        if isinstance(original, FunctionType):
+            patches.graft(original, guarded(recorder, stand_in.called))
+        elif hasattr(original, "__get__"):
+            patches.put(tensor, name, stand_in)
     for name, table in (
         ("register_hook", "_backward_hooks"),
         ("register_post_accumulate_grad_hook", "_post_accumulate_grad_hooks"),
     ):
         hooking = _Hooking(recorder, name, table)
         before, after = guarded(recorder, hooking.before), guarded_after(recorder, hooking.after)
-        patches.put(tensor, name, MethodTouch(vars(tensor)[name], before, after))
+        patches.graft(vars(tensor)[name], before, after)
     patches.put(tensor, "requires_grad", _attribute(recorder, "requires_grad", "require"))
     patches.put(tensor, "grad", _attribute(recorder, "grad", "assign"))
     patches.put(tensor, "data", _attribute(recorder, "data", "data="))

@@ -31,6 +31,10 @@ class Seen:
         """Leaves that were written to."""
 
 
+_NOTHING = Seen()
+_NONE = id(None)
+
+
 class Leaves:
     """All leaves that are watched; tensors are held weakly.
 
@@ -41,6 +45,7 @@ class Leaves:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._grad = torch._C.TensorBase.grad.__get__
+        self._silent = torch._C._disabled_torch_dispatch_impl
         self._parameter = torch.nn.Parameter
         self.running: set[int] = set()
         """Threads in which a backward runs."""
@@ -53,8 +58,12 @@ class Leaves:
         """
         self.all: list[Tracked] = []
         self.live: list[Tracked] = []
+        # How each of these last stood, side by side, so that they are compared in C: reference,
+        # identity of its gradient, version of its gradient, its own version.
+        self._references: list[Any] = []
+        self._stood: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._by_id: dict[int, Tracked] = {}
-        self._by_grad: dict[int, Tracked] = {}
+        self._by_grad: dict[int, Tracked] | None = None
         self._by_pointer: dict[int, tuple[str, Tracked]] | None = None
         self.watched: list[list[Any]] = []
         """Weak references to the modules that are told of, and whether each has trained."""
@@ -75,22 +84,28 @@ class Leaves:
         try:
             reference = weakref.ref(tensor)
             leaf = Tracked(len(self.all), tensor, reference, isinstance(tensor, self._parameter))
+            _standing([tensor], [None])
         except (RuntimeError, TypeError):  # a lazy or an inference tensor
             return None
         if self._again(leaf) or len(self.all) >= MOST:
             return self.get(tensor)
         gradient = self._grad(tensor)
         if gradient is not None:
-            leaf.grad, leaf.grad_version = id(gradient), gradient._version
+            leaf.grad = id(gradient)
             leaf.holding = Holding(1, (-1,), 1)  # stood there before we looked
-            self._by_grad[id(gradient)] = leaf
-        leaf.pointer = _pointer(tensor)
+        leaf.pointer = self._pointer(tensor)
         self.all.append(leaf)
-        self.live.append(leaf)
         self.new.append(leaf)
-        self._by_id[id(tensor)] = leaf
-        self._by_pointer = None
+        self._join(leaf, tensor, gradient)
         return leaf
+
+    def _join(self, leaf: Tracked, tensor: Any, gradient: Any) -> None:
+        self.live.append(leaf)
+        self._references.append(leaf.reference)
+        for stood, now in zip(self._stood, _standing([tensor], [gradient]), strict=True):
+            stood += now
+        self._by_id[id(tensor)] = leaf
+        self._by_grad = self._by_pointer = None
 
     def _again(self, leaf: Tracked) -> bool:
         """Whether this is the next of a kind that is made anew for each batch, as inputs are."""
@@ -99,11 +114,11 @@ class Leaves:
         for old in self.all:
             same = old.shape == leaf.shape and old.dtype == leaf.dtype
             if same and not old.is_parameter and old.reference() is None:
-                old.reference, old.version, old.grad = leaf.reference, leaf.version, 0
+                if old in self.live:
+                    self._bury()
+                old.reference, old.grad = leaf.reference, 0
                 drop([old])
-                self._by_id[id(leaf.reference())] = old
-                self.live.append(old)
-                self._by_pointer = None
+                self._join(old, leaf.reference(), None)
                 return True
         return False
 
@@ -162,58 +177,80 @@ class Leaves:
 
     def look(self) -> Seen:
         """Compare all leaves with how they last stood."""
-        seen = Seen()
         grad = self._grad
-        thread = self.whose() if self.several else 0
-        gone = False
-        for leaf in self.live:
-            tensor = leaf.reference()
-            if tensor is None:
-                gone = True
-                continue
-            if self.several and leaf.thread != thread:
-                continue
-            gradient = grad(tensor)
-            if gradient is None:
-                if leaf.grad:
-                    self._by_grad.pop(leaf.grad, None)
+        if self.several:
+            return self._look_at_own()
+        tensors = [reference() for reference in self._references]
+        try:
+            gradients = [grad(tensor) for tensor in tensors]
+        except TypeError:  # of None: a leaf is gone
+            if not any(tensor is None for tensor in tensors):
+                raise
+            self._bury()
+            return self.look()
+        now = _standing(tensors, gradients)
+        if now == self._stood:
+            return _NOTHING
+        return self._compare(now, range(len(tensors)))
+
+    def _look_at_own(self) -> Seen:
+        """Those whose backwards run in this thread; of the others not even a gradient is held."""
+        thread = self.whose()
+        if any(leaf.reference() is None for leaf in self.live):
+            self._bury()
+        mine = [i for i, leaf in enumerate(self.live) if leaf.thread == thread]
+        tensors = [self._references[i]() for i in mine]
+        if any(tensor is None for tensor in tensors):
+            return self._look_at_own()
+        found = _standing(tensors, [self._grad(tensor) for tensor in tensors])
+        now = tuple(list(stood) for stood in self._stood)
+        for whole, part in zip(now, found, strict=True):
+            for i, value in zip(mine, part, strict=True):
+                whole[i] = value
+        return self._compare((now[0], now[1], now[2]), mine)
+
+    def _compare(self, now: tuple[list[int], list[int], list[int]], which: Iterable[int]) -> Seen:
+        seen, live = Seen(), self.live
+        (ids, writes, versions), (old_ids, old_writes, old_versions) = now, self._stood
+        if ids != old_ids:
+            self._by_grad = self._by_pointer = None
+        if ids != old_ids or writes != old_writes:
+            for i in which:
+                if ids[i] == old_ids[i] and writes[i] == old_writes[i]:
+                    continue
+                leaf = live[i]
+                if ids[i] == _NONE:
                     leaf.grad = 0
                     seen.cleared.append(leaf)
-            else:
-                number, version = id(gradient), gradient._version
-                if number != leaf.grad or version != leaf.grad_version:
-                    if number != leaf.grad:
-                        self._by_grad.pop(leaf.grad, None)
-                        self._by_grad[number] = leaf
-                        self._by_pointer = None
-                    leaf.grad, leaf.grad_version = number, version
+                else:
+                    leaf.grad = ids[i]
                     seen.grads.append(leaf)
-            version = tensor._version
-            if version != leaf.version:
-                leaf.version = version
-                seen.values.append(leaf)
-        if gone:
-            self._bury()
+        if versions != old_versions:
+            seen.values = [live[i] for i in which if versions[i] != old_versions[i]]
+        self._stood = now
         return seen
 
     def _bury(self) -> None:
-        live = [leaf for leaf in self.live if leaf.reference() is not None]
+        alive = [leaf.reference() is not None for leaf in self.live]
+        for leaf in self.live:
+            if leaf.reference() is None and not leaf.grad:
+                drop([leaf])
+        self.live = list(compress(self.live, alive))
+        self._references = list(compress(self._references, alive))
+        ids, writes, versions = (list(compress(stood, alive)) for stood in self._stood)
+        self._stood = ids, writes, versions
         self._by_id = {
             number: leaf for number, leaf in self._by_id.items() if leaf.reference() is not None
         }
-        for leaf in self.live:
-            if leaf.reference() is None:
-                self._by_grad.pop(leaf.grad, None)
-                if not leaf.grad:
-                    drop([leaf])
-        self.live = live
-        self._by_pointer = None
+        self._by_grad = self._by_pointer = None
 
     def meant(self, tensor: Any) -> tuple[str, Tracked] | None:
         """Which leaf a tensor is or whose gradient; `param`, `grad`, `data` or `grad.data`."""
         leaf = self.get(tensor)
         if leaf is not None:
             return "param", leaf
+        if self._by_grad is None:
+            self._by_grad = {leaf.grad: leaf for leaf in self.live if leaf.grad}
         leaf = self._by_grad.get(id(tensor))
         if leaf is not None:
             owner = leaf.reference()
@@ -241,14 +278,20 @@ class Leaves:
             tensor = leaf.reference()
             if tensor is None or (self.several and leaf.thread != thread):
                 continue
-            try:
-                table[tensor.data_ptr()] = ("data", leaf)
-                gradient = self._grad(tensor)
-                if gradient is not None:
-                    table[gradient.data_ptr()] = ("grad.data", leaf)
-            except RuntimeError:  # sparse, or without storage
-                continue
+            table[self._pointer(tensor)] = ("data", leaf)
+            gradient = self._grad(tensor)
+            if gradient is not None:
+                table[self._pointer(gradient)] = ("grad.data", leaf)
         return table
+
+    def _pointer(self, tensor: Any) -> int:
+        """Where its memory begins; 0 where it has none, or where its class would hear of it."""
+        if type(tensor).__torch_dispatch__ is not self._silent:
+            return 0
+        try:
+            return int(tensor.data_ptr())
+        except RuntimeError:  # sparse, or without storage
+            return 0
 
     def elsewhere(self) -> list[Tracked]:
         """Leaves whose memory is another than when last looked at."""
@@ -257,7 +300,7 @@ class Leaves:
             tensor = leaf.reference()
             if tensor is None:
                 continue
-            pointer = _pointer(tensor)
+            pointer = self._pointer(tensor)
             if pointer != leaf.pointer:
                 leaf.pointer = pointer
                 found.append(leaf)
@@ -316,6 +359,15 @@ class Leaves:
                 self._walk(child, f"{prefix}{name}.", told, seen)
 
 
+def _standing(tensors: list[Any], gradients: list[Any]) -> tuple[list[int], list[int], list[int]]:
+    """How leaves stand: the identity of each one's gradient, its version, and the leaf's own."""
+    return (
+        [*map(id, gradients)],
+        [0 if gradient is None else gradient._version for gradient in gradients],
+        [tensor._version for tensor in tensors],
+    )
+
+
 def _kinds(kind: type) -> set[type]:
     """A class and all that derive from it."""
     found, todo = {kind}, [kind]
@@ -324,13 +376,6 @@ def _kinds(kind: type) -> set[type]:
         found.update(new)
         todo.extend(new)
     return found
-
-
-def _pointer(tensor: Any) -> int:
-    try:
-        return int(tensor.data_ptr())
-    except RuntimeError:
-        return 0
 
 
 def _parts(module: Any, kind: str) -> list[Any]:

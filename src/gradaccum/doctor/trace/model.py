@@ -169,7 +169,7 @@ class _Reader:
                 raise _no_trace(self.name, f"line {bad} is not JSON")
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 bad = number + 1
                 continue
             if number == 0:

@@ -18,7 +18,7 @@ from gradaccum.doctor.trace.segments import Segments
 from gradaccum.doctor.trace.sink import Sink
 from gradaccum.doctor.trace.tracked import Tracked, arrive, counts, drop, groups, told
 
-__all__ = ["VERSION", "Optimizer", "Process", "Recorder"]
+__all__ = ["VERSION", "Optimizer", "Recorder"]
 
 VERSION = 1
 HOLDERS = 32
@@ -28,19 +28,17 @@ Mark = tuple[str, int, int, str, bool, "Tracked | None"]
 leaf where it is known."""
 
 
-class Process:
-    """Which process this is: a fork is another, and its parent's recorder is not its own."""
+_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
-    number = 0
 
-    @classmethod
-    def forked(cls) -> None:
-        """This is a child now."""
-        cls.number += 1
+def _forked() -> None:
+    """A fork is another process, and its parent's recorder is not its own."""
+    for recorder in list(_recorders):
+        recorder.elsewhere = True
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=Process.forked)  # asking for the pid costs a system call
+    os.register_at_fork(after_in_child=_forked)  # asking for the pid costs a system call
 
 
 class Optimizer:
@@ -85,6 +83,8 @@ class Recorder:
         """The script's own names of modules, and the parameters of each."""
         self.parallel: weakref.WeakSet[Any] = weakref.WeakSet()
         """DistributedDataParallel modules that were called."""
+        self.ranks = False
+        """Whether there are any: to ask a `WeakSet` is slow."""
         self.turned = True
         """Whether a module's mode may have changed since it was last asked."""
         self._evaluating: list[int] = []
@@ -107,15 +107,18 @@ class Recorder:
         self.rank: tuple[int, int] | None = None
         self.gone: Callable[[Tracked], float | None] | None = None
         """How far a parameter has gone over the run."""
+        self._closely: Callable[[bool], None] | None = None
         self.begin(sink, head)
+        _recorders.add(self)
 
     def begin(self, sink: Sink, head: dict[str, Any]) -> None:
         """Begin a trace: at the start, and again in a process that was forked off."""
-        self.process = Process.number
+        self.elsewhere = False
         self.sink = sink
         self.segments = Segments(sink, self.start)
         self.segments.before_write = self._describe
         self.segments.after_flush = self.summarise
+        self.look_closely(self._closely)
         self.totals: Counter[str] = Counter()
         self.number = 0
         self.backwards = 0
@@ -124,11 +127,18 @@ class Recorder:
         self.leaves.new = list(self.leaves.all)
         self.busy.clear()
 
+    def look_closely(self, turn: Callable[[bool], None] | None) -> None:
+        """Call this whenever windows begin, or cease, to be looked at closely."""
+        self._closely = turn
+        self.segments.turn = turn
+        if turn is not None:
+            turn(self.segments.deep)
+
     # -- events ----------------------------------------------------------------------------------
 
     def listening(self) -> bool:
         """Whether events are to be recorded: not in a fork of the process that is recorded."""
-        return Process.number == self.process and not self.closed
+        return not (self.elsewhere or self.closed)
 
     def enter(self) -> bool:
         """Begin a look of our own, unless this thread is in one."""
@@ -185,8 +195,15 @@ class Recorder:
         self, kind: str, place: tuple[int, int], begun: float, mark: object = None, /, **data: Any
     ) -> dict[str, Any]:
         """Record an event that is over now."""
+        return self.record(kind, place, begun, mark, data)
+
+    def record(
+        self, kind: str, place: tuple[int, int], begun: float, mark: object, data: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The same, with what is said of it as a dictionary that becomes the event."""
         at, user = place
-        data["k"], data["n"], data["s"], data["e"] = kind, self.number, begun, self.now()
+        now = _clock() - self.start
+        data["k"], data["n"], data["s"], data["e"] = kind, self.number, begun, now
         if at >= 0:
             data["at"] = at
             self.last = place
@@ -194,7 +211,7 @@ class Recorder:
             data["user"] = user
         self.number += 1
         self.totals[kind] += 1
-        self.segments.add(data, mark)
+        self.segments.add(data, mark, now)
         return data
 
     def fail(self, error: BaseException, where: str) -> None:
@@ -322,6 +339,8 @@ class Recorder:
         """A call that clears gradients is over: say whose it cleared."""
         seen = self.leaves.look()
         self.marks = []
+        if seen.values:
+            self._written("param", seen.values, "unknown", self._spot([], place), begun)
         cleared = seen.cleared
         if seen.grads:
             known = {leaf.index for leaf in owned}
@@ -421,18 +440,18 @@ class Recorder:
 
     def finish(self, last: BaseException | None = None) -> None:
         """Write all that is still to be told."""
-        if not self.number or Process.number != self.process:
+        if not self.number or self.elsewhere:
             return
-        if self.enter():
-            try:
-                with self.torch._C.DisableTorchFunction():
+        with self.torch._C.DisableTorchFunction():  # a class of the script's own may listen
+            if self.enter():
+                try:
                     self.settle((-1, -1))
-            except Exception as error:  # noqa: BLE001 - the trace is worth more
-                self.fail(error, "finish")
-            finally:
-                self.leave()
-        self.segments.flush(_clock(), summary=False)
-        self.summarise(last, ended=True)
+                except Exception as error:  # noqa: BLE001 - the trace is worth more
+                    self.fail(error, "finish")
+                finally:
+                    self.leave()
+            self.segments.flush(_clock(), summary=False)
+            self.summarise(last, ended=True)
 
     def summarise(self, last: BaseException | None = None, ended: bool = False) -> None:
         """Write what the whole run was like so far."""
@@ -462,7 +481,7 @@ class Recorder:
         if self.gone is None or not self.enter():
             return []
         try:
-            with self.torch._C.DisableTorchFunction(), self.torch.no_grad():
+            with self.torch.no_grad():
                 return [self.gone(leaf) for leaf in self.leaves.all]
         except Exception as error:  # noqa: BLE001 - the trace is worth more
             self.fail(error, "finish")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from gradaccum.doctor.trace.sink import Sink
@@ -37,15 +38,21 @@ class Segments:
         self._ending = False
         self._shapes: dict[tuple[Any, ...], list[int]] = {}
         self._unsaved: deque[dict[str, Any]] = deque(maxlen=LAST)
-        self._flushed = start
+        self._due = 1.0
+        """When to write what is not yet written, in seconds since the beginning."""
         self.spent = 0.0
         self.deep = True
         self.reading = True
+        self.turn: Callable[[bool], None] | None = None
+        """Told when `deep` changes."""
         self.before_write: Any = None
         self.after_flush: Any = None
 
-    def add(self, event: dict[str, Any], mark: object = None) -> None:
-        """Append an event; `mark` is what beside its kind and place makes up its shape."""
+    def add(self, event: dict[str, Any], mark: object = None, now: float = 0.0) -> None:
+        """Append an event; `mark` is what beside its kind and place makes up its shape.
+
+        `now` in seconds since the beginning.
+        """
         kind = event["k"]
         if self._ending and kind in ("backward", "forward", "zero", "optimizer", "step"):
             self.close()
@@ -63,9 +70,8 @@ class Segments:
                 self._shape.append((kind, event.get("at"), mark))
         if kind == "write" and event.get("target") == "param":
             self._ending = True
-        now = event.get("e", 0.0) + self._start
-        if now - self._flushed > max(1.0, 0.02 * (now - self._start)):
-            self.flush(now)
+        if now > self._due:
+            self.flush(now + self._start)
 
     def close(self, closed: bool = True) -> None:
         """End the segment; write it if it is worth keeping."""
@@ -94,7 +100,11 @@ class Segments:
         allowed = self.allowed()
         first = self.index < FIRST and self._seen < BACKWARDS and self.spent < MOST
         self.reading = first or self.spent < allowed
-        self.deep = first or self.spent < 0.5 * allowed
+        deep = first or self.spent < 0.5 * allowed
+        if deep is not self.deep:
+            self.deep = deep
+            if self.turn is not None:
+                self.turn(deep)
 
     def allowed(self) -> float:
         """Seconds that deep looks may have taken until now."""
@@ -117,7 +127,8 @@ class Segments:
 
     def flush(self, now: float, summary: bool = True) -> None:
         """Write what a killed process would lose; seldom, and less often as the run grows."""
-        self._flushed = now
+        now -= self._start
+        self._due = now + max(1.0, 0.02 * now)
         while self._unsaved:
             self._write(self._unsaved.popleft())
         if self.events:

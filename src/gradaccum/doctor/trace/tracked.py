@@ -38,7 +38,6 @@ class Tracked:
         "dtype",
         "elements",
         "grad",
-        "grad_version",
         "held_max",
         "holding",
         "index",
@@ -51,7 +50,6 @@ class Tracked:
         "sample",
         "shape",
         "thread",
-        "version",
         "zeroed",
     )
 
@@ -64,10 +62,8 @@ class Tracked:
         self.dtype = str(tensor.dtype).removeprefix("torch.")
         self.name = ""
         self.owners: tuple[int, ...] = ()
-        self.version = tensor._version
         self.requires = bool(tensor.requires_grad)
         self.grad = 0  # id of the gradient that stood there when last looked at; 0 for none
-        self.grad_version = 0
         self.pointer = 0
         self.holding = NOTHING
         self.arrivals = 0  # those that are no longer held
@@ -118,10 +114,11 @@ def groups(leaves: Iterable[Tracked]) -> list[dict[str, Any]]:
     """Leaves that hold something, by what they hold."""
     leaves = list(leaves)
     holdings = [leaf.holding for leaf in leaves]
-    parts: dict[Holding, list[int]] = {holding: [] for holding in holdings}
-    if len(parts) == 1:  # as nearly always
-        parts[holdings[0]] = [leaf.index for leaf in leaves]
+    parts: dict[Holding, list[int]]
+    if holdings and holdings.count(holdings[0]) == len(holdings):  # as nearly always
+        parts = {holdings[0]: [leaf.index for leaf in leaves]}
     else:
+        parts = {holding: [] for holding in holdings}
         for leaf, holding in zip(leaves, holdings, strict=True):
             parts[holding].append(leaf.index)
     return [
