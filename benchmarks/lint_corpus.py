@@ -17,8 +17,8 @@ from pathlib import Path
 
 from gradaccum.faults import CATALOGUE
 from gradaccum.lint.collector import paused
+from gradaccum.lint.files.program import Program
 from gradaccum.lint.judge import judge
-from gradaccum.lint.program import Program
 
 CODES = {
     "zero-grad-missing": ("GA101",),

@@ -1,7 +1,7 @@
 """What wrong loops and their right twins are made of."""
 
+from gradaccum.lint.files.program import Program
 from gradaccum.lint.judge import judge
-from gradaccum.lint.program import Program
 
 HEAD = """
 import argparse, itertools, math

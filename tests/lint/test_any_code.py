@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradaccum.lint.engine import lint_source
+from gradaccum.lint.files.program import Program
+from gradaccum.lint.files.sources import Source
 from gradaccum.lint.judge import judge
-from gradaccum.lint.program import Program
 from gradaccum.lint.settings import load
-from gradaccum.lint.sources import Source
 
 from .good_loops import HEAD, LOOPS
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gradaccum.faults import CATALOGUE, Fault, find
+from gradaccum.lint.files.program import Program
 from gradaccum.lint.judge import judge
-from gradaccum.lint.program import Program
 
 ROOT = Path(__file__).parents[2]
 EVERY = [pytest.param(fault, id=fault.code) for fault in CATALOGUE.values()]

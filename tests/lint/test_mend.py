@@ -9,13 +9,13 @@ from gradaccum.errors import MissingExtraError
 from gradaccum.faults import CATALOGUE
 from gradaccum.lint.command import run
 from gradaccum.lint.engine import lint
+from gradaccum.lint.files.sources import Source
 from gradaccum.lint.settings import load
-from gradaccum.lint.sources import Source
 
 pytest.importorskip("libcst")
 
-from gradaccum.lint.mend import mend
-from gradaccum.lint.mends import CERTAIN
+from gradaccum.lint.mends.apply import mend
+from gradaccum.lint.mends.edits import CERTAIN
 
 OFF_BY_ONE = """\
 for i, (x, y) in enumerate(loader):
@@ -102,7 +102,7 @@ def test_line_endings_and_encodings_stay(tmp_path):
 
 def test_without_libcst_it_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(bad("GA101"))
-    monkeypatch.setitem(__import__("sys").modules, "gradaccum.lint.mend", None)
+    monkeypatch.setitem(__import__("sys").modules, "gradaccum.lint.mends.apply", None)
     with pytest.raises(MissingExtraError, match=re.escape("gradaccum[fix]")):
         run(["--fix", "train.py"])
     assert Path("train.py").read_text() == bad("GA101")

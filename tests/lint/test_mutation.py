@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from gradaccum.faults import CATALOGUE
+from gradaccum.lint.files.program import Program
 from gradaccum.lint.judge import judge
-from gradaccum.lint.program import Program
 
 from .good_loops import HEAD, LOOPS
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from gradaccum.lint.files.program import Program
 from gradaccum.lint.judge import judge
-from gradaccum.lint.program import Program
 
 from .good_loops import HEAD, LOOPS
 from .test_mutation import at, both, indent, insert, name_of, replace

@@ -5,8 +5,8 @@ import json
 
 from gradaccum.faults import CATALOGUE
 from gradaccum.lint.command import run
+from gradaccum.lint.files.notebooks import code_of
 from gradaccum.lint.flake8 import Checker
-from gradaccum.lint.notebooks import code_of
 
 BAD = f"{CATALOGUE['GA102'].prelude}\n{CATALOGUE['GA102'].bad}"
 TEXT = """\

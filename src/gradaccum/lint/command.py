@@ -13,8 +13,8 @@ from pathlib import Path
 
 from gradaccum.errors import GradaccumError, InputError, MissingExtraError
 from gradaccum.faults import CATALOGUE, Fault, find
-from gradaccum.lint import sources
 from gradaccum.lint.engine import Result, lint
+from gradaccum.lint.files import sources
 from gradaccum.lint.settings import Settings, load
 from gradaccum.records import Finding
 
@@ -118,7 +118,7 @@ def _write(report: str, output: str | None) -> None:
 
 def _mend(result: Result, options: argparse.Namespace, settings: Settings) -> int:
     try:
-        from gradaccum.lint.mend import mend  # noqa: PLC0415 - needs libcst, an extra
+        from gradaccum.lint.mends.apply import mend  # noqa: PLC0415 - needs libcst, an extra
     except ModuleNotFoundError:
         raise MissingExtraError(
             "fix-missing", "`--fix` and `--diff` need libcst: pip install 'gradaccum[fix]'"

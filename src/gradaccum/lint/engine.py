@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from gradaccum.faults import CATALOGUE
 from gradaccum.lint.collector import paused
-from gradaccum.lint.hits import Hit
-from gradaccum.lint.program import Module, Program, parse
+from gradaccum.lint.files.program import Module, Program, parse
+from gradaccum.lint.files.sources import Source
+from gradaccum.lint.rules.hits import Hit
 from gradaccum.lint.settings import INTERNAL, SYNTAX, Settings, silenced
-from gradaccum.lint.sources import Source
 from gradaccum.records import Evidence, Finding
 
 __all__ = ["Result", "lint", "lint_source"]

@@ -6,8 +6,8 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from gradaccum.lint.trace import Event, Loop, Trace
-from gradaccum.lint.values import Tensor, Thing
+from gradaccum.lint.walk.trace import Event, Loop, Trace
+from gradaccum.lint.walk.values import Tensor, Thing
 
 __all__ = ["Facts", "View", "Window", "facts_of"]
 

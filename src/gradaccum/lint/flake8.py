@@ -8,9 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from gradaccum.lint.engine import lint_source
-from gradaccum.lint.program import Program
+from gradaccum.lint.files.program import Program
+from gradaccum.lint.files.sources import Source
 from gradaccum.lint.settings import INTERNAL, SYNTAX, load
-from gradaccum.lint.sources import Source
 
 __all__ = ["Checker"]
 

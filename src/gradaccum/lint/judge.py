@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from gradaccum.lint import (
-    rules_clipping,
-    rules_gradients,
-    rules_graph,
-    rules_lengths,
-    rules_scaling,
-    rules_stepping,
-    rules_zeroing,
-)
 from gradaccum.lint.facts import Facts, facts_of
-from gradaccum.lint.hits import Hit
-from gradaccum.lint.program import Module, Program
+from gradaccum.lint.files.program import Module, Program
+from gradaccum.lint.rules import (
+    clipping,
+    gradients,
+    graph,
+    lengths,
+    scaling,
+    stepping,
+    zeroing,
+)
+from gradaccum.lint.rules.hits import Hit
 from gradaccum.lint.survey import Survey, survey
 
 __all__ = ["judge"]
 
 PER_VIEW = (
-    *rules_zeroing.RULES, *rules_scaling.RULES, *rules_stepping.RULES, *rules_clipping.RULES,
-    *rules_graph.RULES, *rules_lengths.RULES,
+    *zeroing.RULES, *scaling.RULES, *stepping.RULES, *clipping.RULES,
+    *graph.RULES, *lengths.RULES,
 )  # fmt: skip
 PER_WALK = (
-    rules_zeroing.overwritten,
-    *rules_scaling.GLOBAL,
-    *rules_stepping.GLOBAL,
-    *rules_graph.GLOBAL,
-    *rules_gradients.GLOBAL,
-    *rules_lengths.GLOBAL,
+    zeroing.overwritten,
+    *scaling.GLOBAL,
+    *stepping.GLOBAL,
+    *graph.GLOBAL,
+    *gradients.GLOBAL,
+    *lengths.GLOBAL,
 )
 
 

@@ -6,17 +6,17 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gradaccum.lint.calls import instantiate
-from gradaccum.lint.classes import base_kind, find_method
 from gradaccum.lint.collector import sweep
-from gradaccum.lint.evaluate import evaluate, key_of
-from gradaccum.lint.loops import LENGTH
-from gradaccum.lint.program import Module, Program
-from gradaccum.lint.rows import NESTS
-from gradaccum.lint.slicing import CORE, Slice, slice_module
-from gradaccum.lint.trace import Event, Frame, Trace
-from gradaccum.lint.values import Class, Env, Func, Thing, Value
-from gradaccum.lint.walk import PER_WALK, Exhausted, Walker
+from gradaccum.lint.files.program import Module, Program
+from gradaccum.lint.files.rows import NESTS
+from gradaccum.lint.files.slicing import CORE, Slice, slice_module
+from gradaccum.lint.walk.calls import instantiate
+from gradaccum.lint.walk.classes import base_kind, find_method
+from gradaccum.lint.walk.evaluate import evaluate, key_of
+from gradaccum.lint.walk.loops import LENGTH
+from gradaccum.lint.walk.trace import Event, Frame, Trace
+from gradaccum.lint.walk.values import Class, Env, Func, Thing, Value
+from gradaccum.lint.walk.walker import PER_WALK, Exhausted, Walker
 
 __all__ = ["Survey", "survey"]
 

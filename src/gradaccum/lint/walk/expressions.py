@@ -6,18 +6,18 @@ import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.arithmetic import binary
-from gradaccum.lint.attributes import attribute_of
-from gradaccum.lint.branches import truth
-from gradaccum.lint.calls import call
-from gradaccum.lint.evaluate import assign, evaluate
-from gradaccum.lint.loops import elements
-from gradaccum.lint.slicing import CORE
-from gradaccum.lint.trace import Frame
-from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
+from gradaccum.lint.files.slicing import CORE
+from gradaccum.lint.walk.arithmetic import binary
+from gradaccum.lint.walk.attributes import attribute_of
+from gradaccum.lint.walk.branches import truth
+from gradaccum.lint.walk.calls import call
+from gradaccum.lint.walk.evaluate import assign, evaluate
+from gradaccum.lint.walk.loops import elements
+from gradaccum.lint.walk.trace import Frame
+from gradaccum.lint.walk.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["HANDLERS"]
 

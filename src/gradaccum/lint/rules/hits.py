@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradaccum.lint.trace import Event
+from gradaccum.lint.walk.trace import Event
 
 __all__ = ["Hit", "hit"]
 

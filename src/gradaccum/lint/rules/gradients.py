@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts
-from gradaccum.lint.hits import Hit, hit
-from gradaccum.lint.trace import Event
-from gradaccum.lint.values import Seq, Thing, Value
+from gradaccum.lint.rules.hits import Hit, hit
+from gradaccum.lint.walk.trace import Event
+from gradaccum.lint.walk.values import Seq, Thing, Value
 
 __all__ = ["GLOBAL"]
 

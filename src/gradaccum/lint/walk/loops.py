@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.program import Module
-from gradaccum.lint.slicing import Slice
-from gradaccum.lint.values import Env, Num, Seq, Thing, Value
+from gradaccum.lint.files.program import Module
+from gradaccum.lint.files.slicing import Slice
+from gradaccum.lint.walk.values import Env, Num, Seq, Thing, Value
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["EXACT", "LENGTH", "OUTER", "UNEVEN", "WINDOW", "elements", "trips"]
 

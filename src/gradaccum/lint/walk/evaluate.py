@@ -7,11 +7,11 @@ import builtins
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.program import Module
-from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value, varies
+from gradaccum.lint.files.program import Module
+from gradaccum.lint.walk.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value, varies
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 _BUILTINS = frozenset(dir(builtins))
 

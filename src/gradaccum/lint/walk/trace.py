@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gradaccum.lint.values import Tensor, Thing
+from gradaccum.lint.walk.values import Tensor, Thing
 
 __all__ = ["Doubt", "Event", "Frame", "Loop", "Trace"]
 

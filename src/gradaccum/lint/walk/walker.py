@@ -11,16 +11,16 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gradaccum.lint.arithmetic import augment
-from gradaccum.lint.branches import branch, match, truth
-from gradaccum.lint.effects import enter
-from gradaccum.lint.evaluate import EXPRESSIONS, assign, evaluate, text
-from gradaccum.lint.expressions import HANDLERS
-from gradaccum.lint.loops import EXACT, UNEVEN, WINDOW, elements, trips
-from gradaccum.lint.program import Module, Program
-from gradaccum.lint.slicing import Slice, slice_module
-from gradaccum.lint.trace import Doubt, Event, Frame, Trace
-from gradaccum.lint.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
+from gradaccum.lint.files.program import Module, Program
+from gradaccum.lint.files.slicing import Slice, slice_module
+from gradaccum.lint.walk.arithmetic import augment
+from gradaccum.lint.walk.branches import branch, match, truth
+from gradaccum.lint.walk.effects import enter
+from gradaccum.lint.walk.evaluate import EXPRESSIONS, assign, evaluate, text
+from gradaccum.lint.walk.expressions import HANDLERS
+from gradaccum.lint.walk.loops import EXACT, UNEVEN, WINDOW, elements, trips
+from gradaccum.lint.walk.trace import Doubt, Event, Frame, Trace
+from gradaccum.lint.walk.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
 
 __all__ = ["Exhausted", "Walker"]
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, certain, common_loop, is_model_root
-from gradaccum.lint.hits import Hit, hit
-from gradaccum.lint.trace import Event
-from gradaccum.lint.values import Num, Thing, Value
+from gradaccum.lint.rules.hits import Hit, hit
+from gradaccum.lint.walk.trace import Event
+from gradaccum.lint.walk.values import Num, Thing, Value
 
 __all__ = ["GLOBAL", "RULES"]
 

@@ -6,13 +6,13 @@ import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gradaccum.lint import library
-from gradaccum.lint.arithmetic import divided, merged
-from gradaccum.lint.evaluate import text
-from gradaccum.lint.values import Class, Func, Num, Seq, Tensor, Thing, Value
+from gradaccum.lint.walk import library
+from gradaccum.lint.walk.arithmetic import divided, merged
+from gradaccum.lint.walk.evaluate import text
+from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 __all__ = [
     "METHODS",

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import libcst as cst
 from libcst import metadata
 
-from gradaccum.lint.mends import CERTAIN, Edit, Place
-from gradaccum.lint.sources import Source
+from gradaccum.lint.files.sources import Source
+from gradaccum.lint.mends.edits import CERTAIN, Edit, Place
 from gradaccum.records import Finding
 
 __all__ = ["mend"]

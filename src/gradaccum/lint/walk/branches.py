@@ -7,14 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.arithmetic import condition
-from gradaccum.lint.evaluate import evaluate, text
-from gradaccum.lint.slicing import CORE, Slice
-from gradaccum.lint.trace import Doubt
-from gradaccum.lint.values import Env, Num, Thing, varies
+from gradaccum.lint.files.slicing import CORE, Slice
+from gradaccum.lint.walk.arithmetic import condition
+from gradaccum.lint.walk.evaluate import evaluate, text
+from gradaccum.lint.walk.trace import Doubt
+from gradaccum.lint.walk.values import Env, Num, Thing, varies
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["branch", "match", "truth"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from gradaccum.lint.program import Module
+    from gradaccum.lint.files.program import Module
 
 __all__ = [
     "Class",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.arithmetic import binary, merged
-from gradaccum.lint.effects import METHODS, alias, backward, leaf
-from gradaccum.lint.values import Tensor, Thing, Value
+from gradaccum.lint.walk.arithmetic import binary, merged
+from gradaccum.lint.walk.effects import METHODS, alias, backward, leaf
+from gradaccum.lint.walk.values import Tensor, Thing, Value
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["tensor_method"]
 

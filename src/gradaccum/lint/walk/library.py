@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gradaccum.lint import calls, effects
-from gradaccum.lint.arithmetic import merged, symbols
-from gradaccum.lint.attributes import attribute
-from gradaccum.lint.evaluate import key_of, text
-from gradaccum.lint.values import Class, Func, Num, Seq, Tensor, Thing, Value
+from gradaccum.lint.walk import calls, effects
+from gradaccum.lint.walk.arithmetic import merged, symbols
+from gradaccum.lint.walk.attributes import attribute
+from gradaccum.lint.walk.evaluate import key_of, text
+from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["ITERABLES", "external_call", "models_of", "opaque"]
 

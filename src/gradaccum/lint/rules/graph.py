@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, certain, tensor_of
-from gradaccum.lint.hits import Hit, hit
-from gradaccum.lint.trace import Event
-from gradaccum.lint.values import Thing
+from gradaccum.lint.rules.hits import Hit, hit
+from gradaccum.lint.walk.trace import Event
+from gradaccum.lint.walk.values import Thing
 
 __all__ = ["GLOBAL", "RULES"]
 

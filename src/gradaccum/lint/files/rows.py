@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from gradaccum.lint.program import Module
+from gradaccum.lint.files.program import Module
 
 __all__ = ["CORE", "HEADERS", "NESTS", "PLAIN", "Row", "adds", "moduli_of", "rows_of"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradaccum.errors import InputError
-from gradaccum.lint.notebooks import code_of
+from gradaccum.lint.files.notebooks import code_of
 
 __all__ = ["Cell", "Source", "collect", "read"]
 

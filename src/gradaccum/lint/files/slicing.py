@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Callable, Collection
 
-from gradaccum.lint.program import Module, Program
-from gradaccum.lint.rows import CORE, NESTS, Row, adds, moduli_of, rows_of
+from gradaccum.lint.files.program import Module, Program
+from gradaccum.lint.files.rows import CORE, NESTS, Row, adds, moduli_of, rows_of
 
 __all__ = ["CORE", "Slice", "slice_module"]
 

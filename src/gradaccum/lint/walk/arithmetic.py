@@ -7,11 +7,22 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.evaluate import assign, evaluate, key_of, text
-from gradaccum.lint.values import Class, Divisor, Env, Func, Num, Seq, Tensor, Thing, Value, varies
+from gradaccum.lint.walk.evaluate import assign, evaluate, key_of, text
+from gradaccum.lint.walk.values import (
+    Class,
+    Divisor,
+    Env,
+    Func,
+    Num,
+    Seq,
+    Tensor,
+    Thing,
+    Value,
+    varies,
+)
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["augment", "binary", "condition", "divided", "merged", "symbols"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.evaluate import evaluate, key_of
-from gradaccum.lint.values import Class, Func
+from gradaccum.lint.walk.evaluate import evaluate, key_of
+from gradaccum.lint.walk.values import Class, Func
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["base_kind", "find_method"]
 

@@ -6,18 +6,18 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from gradaccum.lint import effects, library
-from gradaccum.lint.arithmetic import asked, merged
-from gradaccum.lint.attributes import attribute
-from gradaccum.lint.classes import base_kind, find_method
-from gradaccum.lint.evaluate import evaluate, text
-from gradaccum.lint.loops import LENGTH
-from gradaccum.lint.tensor_methods import tensor_method
-from gradaccum.lint.trace import Frame
-from gradaccum.lint.values import Class, Env, Func, Seq, Tensor, Thing, Value
+from gradaccum.lint.walk import effects, library
+from gradaccum.lint.walk.arithmetic import asked, merged
+from gradaccum.lint.walk.attributes import attribute
+from gradaccum.lint.walk.classes import base_kind, find_method
+from gradaccum.lint.walk.evaluate import evaluate, text
+from gradaccum.lint.walk.loops import LENGTH
+from gradaccum.lint.walk.tensor_methods import tensor_method
+from gradaccum.lint.walk.trace import Frame
+from gradaccum.lint.walk.values import Class, Env, Func, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["call", "instantiate", "tensors"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, Window, owned, tensor_of
-from gradaccum.lint.hits import Hit, hit
-from gradaccum.lint.trace import Event
+from gradaccum.lint.rules.hits import Hit, hit
+from gradaccum.lint.walk.trace import Event
 
 __all__ = ["GLOBAL", "RULES"]
 

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, common_loop, tensor_of
-from gradaccum.lint.hits import Hit, hit
-from gradaccum.lint.trace import Event
-from gradaccum.lint.values import Num, Seq, Thing, Value
+from gradaccum.lint.rules.hits import Hit, hit
+from gradaccum.lint.walk.trace import Event
+from gradaccum.lint.walk.values import Num, Seq, Thing, Value
 
 __all__ = ["GLOBAL", "RULES"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, is_model_root, zeroes
-from gradaccum.lint.hits import Hit, hit
-from gradaccum.lint.trace import Event
-from gradaccum.lint.values import Num, Thing
+from gradaccum.lint.rules.hits import Hit, hit
+from gradaccum.lint.walk.trace import Event
+from gradaccum.lint.walk.values import Num, Thing
 
 __all__ = ["RULES"]
 

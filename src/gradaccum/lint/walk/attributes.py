@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.classes import find_method
-from gradaccum.lint.evaluate import evaluate, global_name, key_of, part_of, text
-from gradaccum.lint.values import Class, Env, Func, Tensor, Thing, Value, varies
+from gradaccum.lint.walk.classes import find_method
+from gradaccum.lint.walk.evaluate import evaluate, global_name, key_of, part_of, text
+from gradaccum.lint.walk.values import Class, Env, Func, Tensor, Thing, Value, varies
 
 if TYPE_CHECKING:
-    from gradaccum.lint.walk import Walker
+    from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["attribute", "attribute_of"]
 

@@ -1,0 +1,1 @@
+"""The mends that are certain, made so that comments stay."""

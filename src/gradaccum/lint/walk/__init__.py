@@ -1,0 +1,1 @@
+"""Walk one training loop, following values, and leave a trace of what happens when."""
