@@ -12,8 +12,8 @@ from typing import Any
 from gradaccum.doctor.hooks.deep import Deep, distance
 from gradaccum.doctor.hooks.guard import guarded, guarded_after, uncompiled
 from gradaccum.doctor.touch import Patches
-from gradaccum.doctor.trace.recorder import Optimizer, Recorder
-from gradaccum.doctor.trace.tracked import groups
+from gradaccum.doctor.trace.recorder import Recorder
+from gradaccum.doctor.trace.tracked import Optimizer, groups
 
 __all__ = ["install"]
 

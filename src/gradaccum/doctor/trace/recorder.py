@@ -16,9 +16,9 @@ from gradaccum.doctor.trace.leaves import Leaves, Seen
 from gradaccum.doctor.trace.places import Places
 from gradaccum.doctor.trace.segments import Segments
 from gradaccum.doctor.trace.sink import Sink
-from gradaccum.doctor.trace.tracked import Tracked, arrive, counts, drop, groups, told
+from gradaccum.doctor.trace.tracked import Optimizer, Tracked, arrive, counts, drop, groups, told
 
-__all__ = ["VERSION", "Optimizer", "Recorder"]
+__all__ = ["VERSION", "Recorder"]
 
 VERSION = 1
 HOLDERS = 32
@@ -39,22 +39,6 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)  # asking for the pid costs a system call
-
-
-class Optimizer:
-    """One optimizer, held weakly."""
-
-    __slots__ = ("at", "ids", "index", "kind", "leaves", "lr", "reference", "steps", "user")
-
-    def __init__(self, index: int, optimizer: Any, at: int, user: int) -> None:
-        self.index = index
-        self.reference = weakref.ref(optimizer)
-        self.kind = type(optimizer).__name__
-        self.at, self.user = at, user
-        self.steps = 0
-        self.lr: float | None = None
-        self.ids: list[int] = []
-        self.leaves: list[Tracked] = []
 
 
 class Recorder:

@@ -1,11 +1,23 @@
-"""What is known of each leaf: whose gradients it holds, and how it stood when last seen."""
+"""What is known of each leaf, whose gradients it holds and how it stood, and of each optimizer."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["KEPT", "NOTHING", "Holding", "Tracked", "arrive", "counts", "drop", "groups", "told"]
+__all__ = [
+    "KEPT",
+    "NOTHING",
+    "Holding",
+    "Optimizer",
+    "Tracked",
+    "arrive",
+    "counts",
+    "drop",
+    "groups",
+    "told",
+]
 
 KEPT = 64
 """Backwards that a holding remembers by number; beyond, it counts."""
@@ -78,6 +90,22 @@ class Tracked:
         holding = self.holding
         came = holding.held - holding.before
         return self.arrivals + came, max(self.held_max, holding.held) if came else self.held_max
+
+
+class Optimizer:
+    """One optimizer, held weakly."""
+
+    __slots__ = ("at", "ids", "index", "kind", "leaves", "lr", "reference", "steps", "user")
+
+    def __init__(self, index: int, optimizer: Any, at: int, user: int) -> None:
+        self.index = index
+        self.reference = weakref.ref(optimizer)
+        self.kind = type(optimizer).__name__
+        self.at, self.user = at, user
+        self.steps = 0
+        self.lr: float | None = None
+        self.ids: list[int] = []
+        self.leaves: list[Tracked] = []
 
 
 def arrive(backward: dict[str, Any], leaves: Iterable[Tracked]) -> None:
