@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import subprocess
 import sys
 import weakref
@@ -36,11 +37,20 @@ WATCHED = (
 
 
 def everything() -> list[dict[str, Any]]:
-    """What hooks could have been left in, by identity."""
+    """What hooks could have been left in, by identity: what is held, and functions' code."""
     module = sys.modules["torch.optim.optimizer"]
     tables = [vars(holder) for holder in WATCHED]
     hooks = [module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks]
-    return [{key: id(value) for key, value in table.items()} for table in (*tables, *hooks)]
+    engine = sys.modules["torch.autograd.graph"]
+    return [
+        {
+            key: (id(value), id(getattr(inspect.unwrap(value), "__code__", None)))
+            if callable(value) and not isinstance(value, type)
+            else id(value)
+            for key, value in table.items()
+        }
+        for table in (*tables, vars(engine), *hooks)
+    ]
 
 
 def loop(zero: bool = True, windows: int = 4) -> nn.Module:
@@ -216,3 +226,27 @@ def test_threads_that_train_are_not_disturbed(tmp_path: Path) -> None:
         [sys.executable, "threads.py"], cwd=tmp_path, capture_output=True, timeout=300, text=True
     )
     assert (done.returncode, done.stdout) == (0, "3600 1800 0\n"), done.stderr[-2000:]
+
+
+def test_what_cannot_be_listened_to_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradaccum.doctor.touch.grafted", lambda _function, _graft: None)
+    with ga.watch() as trace:
+        loop()
+    assert "Not everything was seen (not listened to: " in trace.diagnosis.verdict
+    assert "_engine_run_backward" in trace.diagnosis.verdict
+
+
+def test_a_fault_of_the_doctor_itself_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ArithmeticError("one\nand two")
+
+    monkeypatch.setattr("gradaccum.doctor.hooks.modules._Watch.before_zero", fails)
+    with ga.watch() as trace:
+        loop().zero_grad()
+    assert "ArithmeticError: one and two)." in trace.diagnosis.verdict
+
+
+def test_nothing_of_the_kind_is_said_otherwise() -> None:
+    with ga.watch() as trace:
+        loop()
+    assert "Not everything" not in trace.diagnosis.verdict

@@ -324,6 +324,94 @@ for i in range(3):
     o.step()
 print(repr(o), o)
 """,
+    "bound methods": """
+import inspect, pickle, types, weakref
+from functools import partial
+from torch.optim.lr_scheduler import StepLR
+scheduler = StepLR(optimizer, 2)
+x = torch.ones(2, 4)
+for owner, names in ((model, ('__call__', 'train', 'eval', 'zero_grad')), (x, ('backward',)),
+                     (optimizer, ('step', 'zero_grad')), (scheduler, ('step',))):
+    for name in names:
+        method = getattr(owner, name)
+        known = [method]
+        known.remove(getattr(owner, name))
+        again = types.MethodType(method.__func__, owner)
+        print(name, type(method), inspect.ismethod(method), method.__self__ is owner, known,
+              method == again, hash(method) == hash(again), method.__qualname__,
+              inspect.signature(method), partial(method).func == method,
+              weakref.WeakMethod(method)() == method, len(inspect.getsource(method)))
+print(types.MethodType(type(model).__call__, model)(x).shape)
+print(pickle.loads(pickle.dumps(nn.Linear(2, 1).zero_grad)).__name__)
+""",
+    "functions of torch": """
+import inspect, pickle
+functions = (nn.utils.clip_grad_norm_, nn.Module.train, nn.Module.zero_grad,
+             nn.utils.clip_grad_value_, torch.Tensor.backward, torch.optim.SGD.step,
+             torch.optim.Optimizer.zero_grad, torch.autograd.backward, torch.autograd.grad)
+for f in functions:
+    class Held: held = f
+    print(f.__name__, type(f), inspect.isfunction(f), callable(f), inspect.getsourcelines(f)[1],
+          inspect.signature(f), f.__defaults__, f.__code__.co_name, f.__code__.co_varnames[:2],
+          inspect.ismethod(Held().held), pickle.loads(pickle.dumps(f)) is f)
+print(type(inspect.getattr_static(nn.Module, 'eval')), type(vars(nn.Module)['train']))
+print(torch.Tensor.add_, callable(torch.Tensor.add_), inspect.isroutine(torch.Tensor.add_))
+""",
+    "replaced and put back": """
+from unittest import mock
+for owner, name in ((nn.Module, 'train'), (nn.Module, 'zero_grad'), (torch.Tensor, 'backward'),
+                    (torch.optim.Optimizer, 'zero_grad'), (torch.optim.AdamW, 'step'),
+                    (nn.utils, 'clip_grad_norm_')):
+    for spec in ({}, {'autospec': True}):
+        was = vars(owner).get(name)
+        with mock.patch.object(owner, name, **spec) as stand_in:
+            getattr(owner, name)(model)
+            print(name, spec, stand_in.called)
+        print(vars(owner).get(name) is was)
+real = torch.optim.AdamW.step
+def loud(self, closure=None):
+    print('loud')
+    return real(self, closure)
+torch.optim.AdamW.step = loud
+model(torch.randn(2, 4)).sum().backward()
+optimizer.step()
+torch.optim.AdamW.step = real
+optimizer.step()
+""",
+    "a tensor class that listens": """
+class Listens(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        print(getattr(function, '__name__', function))
+        return super().__torch_function__(function, types, args, kwargs or {})
+x = torch.ones(3).as_subclass(Listens).requires_grad_()
+o = torch.optim.SGD([x], 0.1)
+for i in range(3):
+    (x * 2).sum().backward()
+    o.step()
+    o.zero_grad()
+    x.data.add_(1)
+""",
+    "a tracer of its own": """
+import sys
+seen = []
+def tracer(frame, event, argument):
+    seen.append((frame.f_code.co_name, event, frame.f_lineno))
+    return tracer
+def train():
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+train()
+before = sys.gettrace()
+sys.settrace(tracer)
+train()
+print(sys.gettrace() is tracer)
+sys.settrace(before)
+own = [one for one in seen if one[0] == 'train']
+theirs = [one for one in seen if one[0] in ('backward', 'wrapper', 'zero_grad', 'adamw')]
+print(own, [one for one in theirs if one[1] in ('call', 'return')])
+""",
 }
 
 ENDS = ("raises in an optimizer", "scaler", "leaves by the back door", "interrupted", "killed")

@@ -22,7 +22,7 @@ def verdict(context: Context, found: list[Finding]) -> str:
     """What the loop did, and how many faults it has."""
     errors = sum(one.severity == "error" for one in found)
     warnings = sum(one.severity == "warning" for one in found)
-    did = _did(context)
+    did = _did(context) + _unseen(context.trace.trouble)
     if errors or warnings:
         worst = found[0]
         counts = [plural(errors, "error")] if errors else []
@@ -32,6 +32,11 @@ def verdict(context: Context, found: list[Finding]) -> str:
         notes = f"{plural(len(found), 'note')}: {found[0].title} (line {found[0].line})"
         return f"No fault found, {notes}. {did}"
     return f"No fault found. {did}"
+
+
+def _unseen(trouble: str) -> str:
+    """What the doctor could not listen to, or where its own code failed."""
+    return f" Not everything was seen ({' '.join(trouble.split())[:200]})." if trouble else ""
 
 
 def _did(context: Context) -> str:
