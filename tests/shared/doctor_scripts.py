@@ -392,6 +392,32 @@ for i in range(3):
     o.zero_grad()
     x.data.add_(1)
 """,
+    "computed again where it is looked at": """
+from torch.utils.checkpoint import checkpoint
+ran = []
+def block(h):
+    ran.append('forward')
+    return model(h).square()
+pack = lambda t: (ran.append('pack'), t)[1]
+unpack = lambda t: (ran.append('unpack'), t)[1]
+for way in ('none', 'checkpoint', 'hooks', 'none'):
+    for i in range(3):
+        x, total = torch.randn(5, 4), torch.zeros(5, 4)
+        if way == 'checkpoint':
+            out = checkpoint(block, x, use_reentrant=False)
+        elif way == 'hooks':
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                out = block(x)
+        else:
+            out = block(x)
+        loss = out.mean() / 2
+        total.add_(1)  # a plain tensor: its place is compared with what the graph saved
+        x.data.mul_(0.5)
+        loss.backward()
+        optimizer.step(); optimizer.zero_grad()
+        print(way, i, ran, loss.item())
+        ran.clear()
+""",
     "a tracer of its own": """
 import sys
 seen = []
@@ -414,8 +440,16 @@ print(own, [one for one in theirs if one[1] in ('call', 'return')])
 """,
 }
 
-ENDS = ("raises in an optimizer", "scaler", "leaves by the back door", "interrupted", "killed")
-"""Those that end their process; each has one of its own."""
+ENDS = (
+    "raises in an optimizer",
+    "scaler",
+    "leaves by the back door",
+    "interrupted",
+    "killed",
+    "computed again where it is looked at",
+)
+"""Those that end their process, or must meet the first windows, which are looked at closely: each
+has a process of its own."""
 
 
 WATCHED = "whether a doctor is there"

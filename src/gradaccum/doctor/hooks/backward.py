@@ -12,6 +12,7 @@ from typing import Any
 from gradaccum.doctor.hooks.behind import Behind
 from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.hooks.guard import guarded, guarded_after
+from gradaccum.doctor.saved import tells
 from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
 from gradaccum.doctor.trace.tracked import arrive
@@ -19,6 +20,9 @@ from gradaccum.doctor.trace.tracked import arrive
 __all__ = ["install"]
 
 _clock = time.perf_counter
+_PACKED = (
+    "saved-tensor hooks were set, as by activation checkpointing, which this torch does not show"
+)
 _FACTORS = ("MulBackward0", "DivBackward0")
 
 
@@ -43,6 +47,8 @@ class _Watch:
     def __init__(self, recorder: Recorder, deep: Deep, behind: Behind) -> None:
         self.recorder = recorder
         self.behind = behind
+        self.packed = False
+        """Whether saved tensors may run the script's code, where they do not tell themselves."""
         self.deep = deep
         self._named = -1
         self._plain = recorder.torch.Tensor
@@ -139,6 +145,10 @@ class _Watch:
             note["eval"] = evaluating
         return note
 
+    def packing(self, _: Any, __: FrameType) -> None:
+        """Somebody has hooks run where tensors are saved and looked at."""
+        self.packed = True
+
     def _cheap(self, note: dict[str, Any], loss: Any) -> None:
         """What every backward is asked: the loss where it lies on the host, and kept graphs."""
         single = "shape" not in note or loss.numel() == 1
@@ -165,10 +175,14 @@ class _Watch:
                         self.deep.remember(recorder.leaves.live)
             if not self.deep.possible():
                 return
-            self.behind.look(outputs, note["b"])
+            if self.packed:
+                note["ledger"] = {"error": _PACKED}
+            else:
+                self.behind.look(outputs, note["b"])
             if "loss" not in note and recorder.segments.deep:
                 note["loss"] = self.deep.value(outputs[0])
-            if recorder.read is not None and all(map(self.deep.silent, losses)):
+            readable = not self.packed and all(map(self.deep.silent, losses))
+            if recorder.read is not None and readable:
                 try:
                     note["ledger"] = recorder.read(outputs, tuple(seeds))
                 except Exception as error:  # noqa: BLE001 - "unknown" must not end the run
@@ -213,3 +227,6 @@ def install(recorder: Recorder, deep: Deep, behind: Behind, patches: Patches) ->
     before, after = guarded(recorder, watch.begin), guarded_after(recorder, watch.end)
     run = recorder.torch.autograd.graph._engine_run_backward
     patches.graft(run, before, after, everything=True)
+    if not tells(recorder.torch):
+        enter = vars(recorder.torch.autograd.graph.saved_tensors_hooks)["__enter__"]
+        patches.graft(enter, guarded(recorder, watch.packing))

@@ -6,6 +6,7 @@ import weakref
 from types import FrameType
 from typing import Any
 
+from gradaccum.doctor.saved import hooked
 from gradaccum.doctor.trace.recorder import Recorder
 
 __all__ = ["Behind"]
@@ -83,7 +84,7 @@ class Behind:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            if self._changed(node, latest, backward):
+            if not hooked(node) and self._changed(node, latest, backward):
                 return
             todo.extend(child for child, _ in node.next_functions)
 

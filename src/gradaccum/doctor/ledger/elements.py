@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from gradaccum.doctor.ledger.nodes import LOSSES, PICKS, RESHAPES, const, graphs, hooked, shown
+from gradaccum.doctor.ledger.nodes import LOSSES, PICKS, RESHAPES, const, graphs, shown
 from gradaccum.doctor.ledger.nodes import short as kind
+from gradaccum.doctor.saved import hooked
 
 __all__ = ["Elements", "below", "ignored"]
 

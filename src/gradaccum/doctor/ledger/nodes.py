@@ -14,7 +14,6 @@ __all__ = [
     "RESHAPES",
     "const",
     "graphs",
-    "hooked",
     "numel",
     "opaque",
     "outputs_alike",
@@ -83,26 +82,6 @@ def shown(node: Any) -> str:
     """The operation as torch's functions spell it: `nll_loss`."""
     name = short(node).rpartition("::")[2]
     return "value" if name == "AccumulateGrad" else _WORDS.sub("_", name).lower()
-
-
-def hooked(node: Any) -> bool:
-    """Whether a saved tensor of the node would run somebody's code when it is looked at.
-
-    Checkpointing computes its forward again there, which we must not start.
-    """
-    for name in _saved_names(type(node)):
-        saved = getattr(node, name)
-        for one in saved if isinstance(saved, (tuple, list)) else (saved,):
-            # Before torch 2.7 a saved tensor does not tell; the trace then looks only at graphs
-            # that were made outside `saved_tensors_hooks`.
-            if getattr(one, "unpack_hook", None) is not None:
-                return True
-    return False
-
-
-@lru_cache(maxsize=1024)
-def _saved_names(kind: type) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
 def graphs(node: Any) -> list[int]:

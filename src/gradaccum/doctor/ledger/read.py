@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from gradaccum.doctor.ledger.elements import Elements, below, ignored
-from gradaccum.doctor.ledger.nodes import LOSSES, graphs, hooked, numel, opaque, short, shown
+from gradaccum.doctor.ledger.nodes import LOSSES, graphs, numel, opaque, short, shown
 from gradaccum.doctor.ledger.walk import Arrived, walk
 from gradaccum.doctor.reading import Reading, Term
+from gradaccum.doctor.saved import hooked
 
 __all__ = ["read"]
 

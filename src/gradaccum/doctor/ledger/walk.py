@@ -14,13 +14,13 @@ from gradaccum.doctor.ledger.nodes import (
     RESHAPES,
     const,
     graphs,
-    hooked,
     numel,
     outputs_alike,
     short,
     stacked,
 )
 from gradaccum.doctor.reading import Factor
+from gradaccum.doctor.saved import hooked
 
 __all__ = ["Arrived", "walk"]
 
