@@ -36,7 +36,6 @@ class View:
     events: list[Event]
     left: list[Event]
     """Backward passes after the last step, still in the gradients."""
-    left_lost: list[tuple[Event, Event]]
 
     def sizes(self) -> list[int]:
         """Micro-batches that each step consumed."""
@@ -231,7 +230,7 @@ _OWN = frozenset({"clip", "unscale", "grad_scale", "set_grad", "scaler_update", 
 
 
 def _view(trace: Trace, optimizer: Thing, optimizers: list[Thing]) -> View:
-    view = View(optimizer, [], [], [], [])
+    view = View(optimizer, [], [], [])
     fresh: list[Event] = []
     lost: list[tuple[Event, Event]] = []
     held: list[Event] = []
@@ -265,7 +264,7 @@ def _view(trace: Trace, optimizer: Thing, optimizers: list[Thing]) -> View:
             continue
         since.append(event)
         view.events.append(event)
-    view.left, view.left_lost = fresh, lost
+    view.left = fresh
     return view
 
 
