@@ -26,8 +26,8 @@ from gradaccum.doctor.trace.sink import ListSink
 EVERY, ROUNDS, LATER = 8, 30, 1001
 
 
-def tiny(batches: int) -> Callable[[], None]:
-    """An MLP 16-16-1 on batches of 4, in windows of 8."""
+def tiny(batches: int, every: int = EVERY) -> Callable[[], None]:
+    """An MLP 16-16-1 on batches of 4."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -35,12 +35,17 @@ def tiny(batches: int) -> Callable[[], None]:
 
     def run() -> None:
         for i, x in enumerate(data):
-            (model(x).square().mean() / EVERY).backward()
-            if (i + 1) % EVERY == 0:
+            (model(x).square().mean() / every).backward()
+            if (i + 1) % every == 0:
                 optimizer.step()
                 optimizer.zero_grad()
 
     return run
+
+
+def updates(batches: int) -> Callable[[], None]:
+    """The same where each micro-batch is an update."""
+    return tiny(batches, every=1)
 
 
 def demo(batches: int) -> Callable[[], None]:
@@ -68,6 +73,7 @@ def watched(loop: Callable[[], None], young: bool) -> Callable[[], None]:
     def run() -> None:
         recorder.closed = False
         if young:
+            recorder.named = False
             recorder.begin(ListSink(), head(torch))
         remove = install(recorder)
         try:
@@ -107,6 +113,7 @@ def main() -> None:
     torch.set_num_threads(1)
     table = Table("Microseconds per micro-batch with and without the doctor's hooks")
     measure(table, "tiny", tiny, 400, options.rounds or ROUNDS)
+    measure(table, "tiny updates", updates, 400, options.rounds or ROUNDS)
     measure(table, "demo", demo, 4 * EVERY, max(3, (options.rounds or ROUNDS) // 5))
     table.show(options.out, "doctor")
 

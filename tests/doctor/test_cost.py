@@ -15,7 +15,7 @@ import gradaccum.doctor
 from gradaccum.doctor.arrive import head, ledger
 from gradaccum.doctor.hooks.install import install
 from gradaccum.doctor.trace.recorder import Recorder
-from gradaccum.doctor.trace.segments import SHARE, Segments
+from gradaccum.doctor.trace.segments import BURST, FIRST, FOR_EACH, OFTEN, SHARE, Segments
 from gradaccum.doctor.trace.sink import ListSink
 
 OURS = str(Path(gradaccum.doctor.__file__).parent)
@@ -97,3 +97,28 @@ def test_deep_looks_get_their_share_of_the_time(
         segments.close()
         number += 2
     assert SHARE * seconds < segments.spent <= segments.allowed() + 0.004
+
+
+def test_a_tiny_model_is_looked_at_now_and_then_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loop of 0.1 ms, which no share of the time would pay a look of 0.1 ms for."""
+    now, updates = [0.0], 10_000
+    monkeypatch.setattr("gradaccum.doctor.trace.segments.time.perf_counter", lambda: now[0])
+    segments = Segments(ListSink(), 0.0)
+    read, deep = [], []
+    for number in range(updates):
+        now[0] += 1e-4
+        if segments.reading:
+            read.append(number)
+            segments.spent += 1e-4
+        if segments.deep:
+            deep.append(number)
+        segments.add({"k": "backward", "n": 2 * number, "e": now[0]})
+        segments.add({"k": "step", "n": 2 * number + 1, "e": now[0]})
+        segments.close()
+    most = BURST + FOR_EACH * updates + SHARE * now[0]
+    assert segments.spent <= most + FIRST * 1e-4 + 1e-4
+    last = updates // 10
+    assert sum(one >= updates - last for one in read) > 0.9 * FOR_EACH / 1e-4 * last
+    assert sum(one >= updates - last for one in deep) >= last * FOR_EACH / 1e-4 // OFTEN

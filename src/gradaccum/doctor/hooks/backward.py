@@ -50,7 +50,6 @@ class _Watch:
         self.packed = False
         """Whether saved tensors may run the script's code, where they do not tell themselves."""
         self.deep = deep
-        self._named = -1
         self._plain = recorder.torch.Tensor
         self._kept: deque[weakref.ref[_Token]] = deque(maxlen=64)
 
@@ -161,6 +160,17 @@ class _Watch:
             note["kept"] = len([1 for token in self._kept if token() is not None])
             self._kept.append(_Token.put(node))
 
+    def _name(self, frame: FrameType) -> None:
+        """Name the leaves, and keep some of their values."""
+        recorder = self.recorder
+        begun = _clock()
+        recorder.name(frame)
+        if self.deep.possible():
+            self.deep.remember(recorder.leaves.live)
+        if not recorder.named:  # once a run, so the looks that follow need not make up for it
+            recorder.named = True
+            recorder.segments.spent -= _clock() - begun
+
     def _look(self, note: dict[str, Any], outputs: Any, seeds: Any, frame: FrameType) -> None:
         recorder = self.recorder
         losses = [one for one in outputs if hasattr(one, "is_leaf")]
@@ -168,11 +178,8 @@ class _Watch:
             if recorder.segments.deep:
                 known = len(recorder.leaves.all)
                 recorder.leaves.find(outputs)
-                if len(recorder.leaves.all) != known or self._named < 0:
-                    self._named = len(recorder.leaves.all)
-                    recorder.name(frame)
-                    if self.deep.possible():
-                        self.deep.remember(recorder.leaves.live)
+                if len(recorder.leaves.all) != known or not recorder.named:
+                    self._name(frame)
             if not self.deep.possible():
                 return
             if self.packed:

@@ -62,6 +62,7 @@ class Recorder:
         self.leaves = Leaves(torch)
         self.optimizers: list[Optimizer] = []
         self._optimizer_by_id: dict[int, Optimizer] = {}
+        self.named = False
         self.modules: list[dict[str, Any]] = []
         self.holders: dict[str, list[int]] = {}
         """The script's own names of modules, and the parameters of each."""

@@ -13,8 +13,11 @@ __all__ = ["Segments"]
 
 FIRST, EACH, LAST = 12, 3, 2
 SHAPES, BACKWARDS, EVENTS = 256, 256, 2048
-BURST, SHARE, MOST = 0.25, 0.01, 10.0
-"""Seconds, and share of the run, that deep looks may take; and what the first ones may take."""
+BURST, SHARE, FOR_EACH, MOST = 0.02, 0.01, 1e-5, 10.0
+"""What looks at values may take: seconds, share of the run, seconds for each backward; and what the
+first ones may take."""
+OFTEN = 8
+"""Of so many windows that are read, one is also looked at deeply, however little time there is."""
 
 
 class Segments:
@@ -35,6 +38,7 @@ class Segments:
         self._shape: list[Any] = []
         self._backwards = 0
         self._seen = 0
+        self._read = 0
         self._ending = False
         self._shapes: dict[tuple[Any, ...], list[int]] = {}
         self._unsaved: deque[dict[str, Any]] = deque(maxlen=LAST)
@@ -100,15 +104,16 @@ class Segments:
         allowed = self.allowed()
         first = self.index < FIRST and self._seen < BACKWARDS and self.spent < MOST
         self.reading = first or self.spent < allowed
-        deep = first or self.spent < 0.5 * allowed
+        self._read += self.reading
+        deep = first or self.spent < 0.5 * allowed or (self.reading and not self._read % OFTEN)
         if deep is not self.deep:
             self.deep = deep
             if self.turn is not None:
                 self.turn(deep)
 
     def allowed(self) -> float:
-        """Seconds that deep looks may have taken until now."""
-        return BURST + SHARE * (time.perf_counter() - self._start)
+        """Seconds that looks may have taken until now."""
+        return BURST + FOR_EACH * self._seen + SHARE * (time.perf_counter() - self._start)
 
     def _record(self, number: int, closed: bool) -> dict[str, Any]:
         return {
