@@ -102,7 +102,7 @@ def test_line_endings_and_encodings_stay(tmp_path):
 
 def test_without_libcst_it_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(bad("GA101"))
-    monkeypatch.setitem(__import__("sys").modules, "gradaccum.lint.mends.apply", None)
+    monkeypatch.setitem(__import__("sys").modules, "gradaccum.lint.mends.everywhere", None)
     with pytest.raises(MissingExtraError, match=re.escape("gradaccum[fix]")):
         run(["--fix", "train.py"])
     assert Path("train.py").read_text() == bad("GA101")

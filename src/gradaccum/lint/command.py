@@ -7,20 +7,30 @@ linting a script.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from gradaccum.errors import GradaccumError, InputError, MissingExtraError
 from gradaccum.faults import CATALOGUE, Fault, find
 from gradaccum.lint.engine import Result, lint
 from gradaccum.lint.files import sources
-from gradaccum.lint.settings import Settings, load
-from gradaccum.records import Finding
+from gradaccum.lint.settings import INTERNAL, SYNTAX, Settings, load
 
 __all__ = ["explain", "run"]
 
 CLEAN, FOUND, USAGE = 0, 1, 2
+
+
+_OWN = {
+    INTERNAL: "not linted: the linter itself failed on this file. Please report it.",
+    SYNTAX: "does not parse: the Python that runs the linter cannot read this file, or this cell "
+    "of a notebook.\nMend what the message names; newer syntax asks for a newer Python.",
+}
+"""Codes that are no faults of a training loop."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,37 +47,63 @@ def _parser() -> argparse.ArgumentParser:
                         help="leave these out")  # fmt: skip
     parser.add_argument("--output", metavar="FILE", help="write the report there")
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="processes; one a processor if not given"
+        "--jobs", type=_jobs, metavar="N", help="processes; one a processor if not given"
     )
     parser.add_argument("--stdin-name", default="<stdin>", metavar="PATH",
                         help="what standard input is called in the report")  # fmt: skip
-    parser.add_argument("--diff", action="store_true", help="show what --fix would change")
-    parser.add_argument("--fix", action="store_true", help="mend what can be mended for certain")
+    parser.add_argument(
+        "--force-exclude",
+        action="store_true",
+        help="leave out what `exclude` names even where it is named here",
+    )
+    mends = parser.add_mutually_exclusive_group()
+    mends.add_argument("--diff", action="store_true", help="show what --fix would change")
+    mends.add_argument(
+        "--fix",
+        action="store_true",
+        help="mend what can be mended for certain, in the files; standard input is mended to "
+        "standard output",
+    )
     return parser
+
+
+def _jobs(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is no number of processes, at least 1")
+    return number
 
 
 def run(argv: Sequence[str]) -> int:
     """Lint; returns the exit code."""
     options = _parser().parse_args(argv)
     settings = load(options.select, options.ignore)
-    wanted, problems = sources.collect([p for p in options.paths if p != "-"], settings.exclude)
+    wanted, problems = sources.collect(
+        [p for p in options.paths if p != "-"], settings.exclude, named=options.force_exclude
+    )
     texts: list[sources.Source] = []
+    reads: list[Callable[[], sources.Source]] = [partial(sources.read, path) for path in wanted]
     if "-" in options.paths:
-        texts.append(sources.Source(options.stdin_name, sys.stdin.buffer.read()))
-    for path in wanted:
+        data = sys.stdin.buffer.read()
+        reads.insert(0, partial(sources.piped, options.stdin_name, data))
+    for read in reads:
         try:
-            texts.append(sources.read(path))
+            texts.append(read())
         except InputError as problem:  # noqa: PERF203 - one bad file must not stop the others
             problems.append(problem)
     result = lint(texts, settings, options.jobs)
+    changed = 0
     if options.fix or options.diff:
-        return _mend(result, options, settings)
-    _write(_report(result, options.format, options.output), options.output)
+        result, changed = _mend(result, options, settings)
+    if (result.files or not problems) and not options.diff:
+        _write(_report(result, options.format, options.output), options.output,
+               sys.stderr if options.fix and "-" in options.paths else sys.stdout)  # fmt: skip
     for problem in problems:
         sys.stderr.write(f"gradaccum: {problem.problem} See docs/messages.md#{problem.slug}\n")
     if problems:
         return USAGE
-    return FOUND if any(item.severity != "note" for item in result.findings) else CLEAN
+    found = any(item.severity != "note" for item in result.findings)
+    return FOUND if found or (options.diff and changed) else CLEAN
 
 
 def _report(result: Result, form: str, output: str | None) -> str:
@@ -97,57 +133,72 @@ def _excerpt(result: Result) -> Callable[[str, int], str]:
     return excerpt
 
 
-def _write(report: str, output: str | None) -> None:
-    if output is None:
-        if report:
-            stream = sys.stdout
+def _write(report: str, output: str | None = None, stream: TextIO = sys.stdout) -> None:
+    try:
+        if output is not None:
+            Path(output).write_text(report + "\n", encoding="utf-8")
+        elif report:
             encoding = stream.encoding or "utf-8"
             stream.write(report.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-        return
-    try:
-        Path(output).write_text(report + "\n", encoding="utf-8")
+            stream.flush()
+    except BrokenPipeError:
+        raise
     except OSError as error:
+        if output is None:
+            # else Python tries once more when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise InputError(
             "lint-output",
-            f"cannot write {output}: {error.strerror}.",
-            got=f"--output {output}",
+            f"cannot write {output or 'the report'}: {error.strerror}.",
+            got=f"--output {output}" if output else "an output that takes nothing more",
             expected="a file in a folder that exists and that you may write to",
             do="--output another file, or leave it out and redirect the output",
         ) from None
 
 
-def _mend(result: Result, options: argparse.Namespace, settings: Settings) -> int:
+def _mend(result: Result, options: argparse.Namespace, settings: Settings) -> tuple[Result, int]:
+    """Mend; returns what is left, and how many files changed."""
     try:
-        from gradaccum.lint.mends.apply import mend  # noqa: PLC0415 - needs libcst, an extra
+        # needs libcst, an extra
+        from gradaccum.lint.mends.everywhere import difference, mended  # noqa: PLC0415
     except ModuleNotFoundError:
         raise MissingExtraError(
             "fix-missing", "`--fix` and `--diff` need libcst: pip install 'gradaccum[fix]'"
         ) from None
 
-    left: list[Finding] = []
-    changed = 0
-    for path, source in result.texts.items():
-        own = [item for item in result.findings if item.path == path]
-        new, rest = mend(source, own, lambda text: lint([text], settings, 1).findings)
-        left.extend(rest)
-        if new == source.data:
-            continue
-        changed += 1
-        if options.diff:
-            _write(_difference(path, source.data, new), None)
-        else:
-            Path(path).write_bytes(new)
+    done = mended(result, settings)
+    piped = options.stdin_name if "-" in options.paths else None
+    if options.diff:
+        parts = [difference(path, result.texts[path].data, new) for path, new in done.texts.items()]
+        _write("".join(parts).removesuffix("\n"), options.output)
+    else:
+        for path, new in done.texts.items():
+            if path != piped:
+                _overwrite(path, new)
+        if piped in result.texts and not result.texts[piped].cells:
+            sys.stdout.buffer.write(done.texts.get(piped, result.texts[piped].data))
+            sys.stdout.flush()
     verb = "would change" if options.diff else "changed"
-    _write(f"{verb} {changed} file{'s' if changed != 1 else ''}; {len(left)} findings left.", None)
-    return FOUND if left or (options.diff and changed) else CLEAN
+    left = len(done.left.findings)
+    sys.stderr.write(f"{verb} {_many(len(done.texts), 'file')}; {_many(left, 'finding')} left.\n")
+    return done.left, len(done.texts)
 
 
-def _difference(path: str, old: bytes, new: bytes) -> str:
-    import difflib  # noqa: PLC0415 - beside its only use
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
-    before = old.decode("utf-8", "replace").splitlines(keepends=True)
-    after = new.decode("utf-8", "replace").splitlines(keepends=True)
-    return "".join(difflib.unified_diff(before, after, path, path))
+
+def _overwrite(path: str, data: bytes) -> None:
+    try:
+        Path(path).write_bytes(data)
+    except OSError as error:
+        raise InputError(
+            "lint-output",
+            f"cannot write {path}: {error.strerror}.",
+            got=f"--fix {path}",
+            expected="a file that you may write to",
+            do="--diff, which shows what would change",
+        ) from None
 
 
 def explain(argv: Sequence[str]) -> int:
@@ -159,10 +210,13 @@ def explain(argv: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="all codes, one a line")
     options = parser.parse_args(argv)
     if options.list or not options.codes:
-        _write("\n".join(f"{code}  {fault.title}" for code, fault in CATALOGUE.items()), None)
+        _write("\n".join(f"{code}  {fault.title}" for code, fault in CATALOGUE.items()))
         return CLEAN
     for code in options.codes:
         fault = find(code)
+        if fault is None and code.upper() in _OWN:
+            _write(f"{code.upper()} {_OWN[code.upper()]}")
+            continue
         if fault is None:
             raise InputError(
                 "lint-unknown-code",
@@ -171,7 +225,7 @@ def explain(argv: Sequence[str]) -> int:
                 expected="a code such as GA102",
                 do="gradaccum explain --list",
             )
-        _write(_page(fault), None)
+        _write(_page(fault))
     return CLEAN
 
 

@@ -55,14 +55,37 @@ def load(select: Iterable[str], ignore: Iterable[str], start: Path | None = None
                 expected='a list of strings, such as ["GA1", "GA203"]',
                 do=f'{key} = ["GA1"]',
             )
-    chosen = list(select) or list(table.get("select", []))
-    left = [*ignore, *table.get("ignore", [])]
-    codes = (
-        _expand(chosen)
-        if chosen
-        else {c for c, fault in CATALOGUE.items() if fault.usual} | {SYNTAX, INTERNAL}
-    )
-    return Settings(frozenset(codes - _expand(left)), tuple(table.get("exclude", [])))
+    select, ignore = _given("--select", select), _given("--ignore", ignore)
+    codes = {c for c, fault in CATALOGUE.items() if fault.usual} | {SYNTAX, INTERNAL}
+    if select:
+        codes = _expand(select)
+    else:
+        codes = _expand(table["select"]) if table.get("select") else codes
+        codes -= _expand(table.get("ignore", []))
+    codes -= _expand(ignore)
+    if not codes:
+        raise InputError(
+            "lint-settings",
+            "no code is left to look for.",
+            got="everything that is selected is ignored as well",
+            expected="codes that are selected and not ignored",
+            do="take out what ignores them",
+        )
+    return Settings(frozenset(codes), tuple(table.get("exclude", [])))
+
+
+def _given(option: str, values: Iterable[str]) -> list[str]:
+    """What an option was given; an empty one, as from a variable that is not set, is refused."""
+    values = list(values)
+    if any(not value.strip(", ") for value in values):
+        raise InputError(
+            "lint-settings",
+            f"{option} names no code.",
+            got=f'{option} ""',
+            expected="codes, or their beginnings, such as GA1,GA203",
+            do=f"leave {option} out, or name a code",
+        )
+    return values
 
 
 def _expand(prefixes: Iterable[str]) -> set[str]:
@@ -105,8 +128,7 @@ def _read(path: Path) -> dict:
         import tomli as toml  # noqa: PLC0415 - Python 3.10
     try:
         table = toml.loads(data.decode("utf-8"))
-        section = table.get("tool", {}).get("gradaccum", {}).get("lint", {})
-    except (toml.TOMLDecodeError, UnicodeDecodeError, AttributeError) as error:
+    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(
             "lint-settings",
             f"{path} cannot be read.",
@@ -114,14 +136,17 @@ def _read(path: Path) -> dict:
             expected="TOML",
             do="mend the file where the message says",
         ) from None
-    if not isinstance(section, dict):
-        raise InputError(
-            "lint-settings",
-            f"[tool.gradaccum.lint] in {path} is no table.",
-            got=f"lint = {section!r}",
-            expected="a table",
-            do='[tool.gradaccum.lint]\nselect = ["GA1"]',
-        )
+    section = table
+    for name in ("tool", "gradaccum", "lint"):
+        section = section.get(name, {})
+        if not isinstance(section, dict):
+            raise InputError(
+                "lint-settings",
+                f"[tool.gradaccum.lint] in {path} cannot be read.",
+                got=f"{name} = {section!r}",
+                expected=f"{name} to be a table",
+                do='[tool.gradaccum.lint]\nselect = ["GA1"]',
+            )
     return section
 
 
@@ -130,6 +155,6 @@ def silenced(line: str, code: str) -> bool:
     for match in _NOQA.finditer(line):
         if match["codes"] is None:
             return True
-        if code.upper() in {item.upper() for item in _CODE.findall(match["codes"])}:
+        if code.startswith(tuple(item.upper() for item in _CODE.findall(match["codes"]))):
             return True
     return False

@@ -29,9 +29,16 @@ def github(findings: Sequence[Finding]) -> str:
     return "\n".join(
         f"::{_GITHUB[item.severity]} file={_property(_file(item.path))},line={item.line},"
         f"col={item.column},title={_property(f'{item.code} {item.title}')}::"
-        f"{_data(f'{item.message}. {item.mend}')}"
+        f"{_data(_said(item))}"
         for item in findings
     )
+
+
+def _said(item: Finding) -> str:
+    """Message and mend; first the cell of a notebook, whose lines those that are told count in."""
+    _, cell, number = item.path.partition(":cell ")
+    where = f"In code cell {number}, line {item.line}: " if cell else ""
+    return f"{where}{item.message}. {item.mend}".strip()
 
 
 def _data(text: str) -> str:
@@ -55,7 +62,7 @@ def sarif(findings: Sequence[Finding], version: str) -> str:
             "ruleId": item.code,
             "ruleIndex": codes.index(item.code),
             "level": _LEVELS[item.severity],
-            "message": {"text": f"{item.message}. {item.mend}".strip()},
+            "message": {"text": _said(item)},
             "locations": [_location(item.path, item.line, item.column)],
             "relatedLocations": [
                 {

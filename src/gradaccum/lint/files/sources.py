@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import io
+import json
+import os
 import tokenize
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from pathlib import Path
 from gradaccum.errors import InputError
 from gradaccum.lint.files.notebooks import code_of
 
-__all__ = ["Cell", "Source", "collect", "read"]
+__all__ = ["Cell", "Source", "collect", "piped", "read", "rows"]
 
 SKIP = frozenset({"__pycache__", "node_modules", "venv", "env", "site-packages", "build", "dist"})
 """Folders that a walk through a folder leaves out; naming one lints it."""
@@ -50,8 +52,16 @@ class Source:
     def text(self, line: int) -> str:
         """One line of the text, without its ending; empty beyond the end."""
         if not self.lines:
-            self.lines = _decode(self.data).splitlines() or [""]
+            self.lines = [row.rstrip("\r\n") for row in rows(self.data)] or [""]
         return self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+
+
+def rows(data: bytes) -> list[str]:
+    """The lines of a file as Python counts them, with their endings.
+
+    `str.splitlines` also ends a line at a form feed, at U+2028 and at others.
+    """
+    return io.StringIO(_decode(data), newline="").readlines()
 
 
 def _decode(data: bytes) -> str:
@@ -63,40 +73,62 @@ def _decode(data: bytes) -> str:
 
 
 def collect(
-    arguments: Sequence[str], exclude: Sequence[str] = ()
+    arguments: Sequence[str], exclude: Sequence[str] = (), *, named: bool = False
 ) -> tuple[list[Path], list[InputError]]:
-    """The files that arguments name, in order and once each, and what could not be found."""
-    found: dict[Path, None] = {}
+    """The files that arguments name, in order and once each, and what could not be found.
+
+    Args:
+        arguments: files, folders, patterns.
+        exclude: patterns of what is left out of folders.
+        named: leave out files that are named themselves as well.
+    """
+    found: dict[str, Path] = {}
     problems: list[InputError] = []
     for argument in arguments:
-        path = Path(argument)
         try:
-            if path.is_dir():
-                inside = list(_walk(path, exclude))
-                if not inside:
-                    got, expected = "a folder without Python", "a folder with .py or .ipynb files"
-                    problems.append(_problem(argument, got, expected, slug="lint-no-python"))
-                found.update(dict.fromkeys(inside))
-            elif path.exists():
-                found[path] = None
-            elif glob.has_magic(argument):
-                matches = sorted(glob.glob(argument, recursive=True))
-                if not matches:
-                    got, expected = "a pattern that no file matches", "a pattern of existing files"
-                    problems.append(_problem(argument, got, expected, slug="lint-no-match"))
-                for match in matches:
-                    inner = Path(match)
-                    found.update(
-                        dict.fromkeys(_walk(inner, exclude) if inner.is_dir() else [inner])
-                    )
-            else:
-                got, expected = "a path that does not exist", "a file, folder, pattern, or -"
-                problems.append(_problem(argument, got, expected, slug="lint-no-path"))
+            inside = _named(argument, exclude)
+        except InputError as problem:  # noqa: PERF203 - one bad path must not stop the others
+            problems.append(problem)
         except (OSError, ValueError) as error:
             problems.append(
                 _problem(argument, str(error), "a readable path", slug="lint-unreadable")
             )
-    return list(found), problems
+        else:
+            for path in inside:
+                if not (named and _excluded(path, exclude)):
+                    found.setdefault(os.path.abspath(path), path)
+    return list(found.values()), problems
+
+
+def _named(argument: str, exclude: Sequence[str]) -> list[Path]:
+    path = Path(argument)
+    if path.is_dir():
+        inside = list(_walk(path, exclude))
+        if not inside:
+            got, expected = "a folder without Python", "a folder with .py or .ipynb files"
+            if exclude and any(_walk(path, ())):
+                got, expected = "a folder of which `exclude` leaves nothing", "one with files left"
+            raise _problem(argument, got, expected, slug="lint-no-python")
+        return inside
+    if path.exists():
+        return [path]
+    if not glob.has_magic(argument):
+        got, expected = "a path that does not exist", "a file, folder, pattern, or -"
+        raise _problem(argument, got, expected, slug="lint-no-path")
+    matches = sorted(glob.glob(argument, recursive=True))
+    if not matches:
+        got, expected = "a pattern that no file matches", "a pattern of existing files"
+        raise _problem(argument, got, expected, slug="lint-no-match")
+    inside = []
+    for inner in map(Path, matches):
+        inside += _walk(inner, exclude) if inner.is_dir() else [inner]
+    return inside
+
+
+def _excluded(path: Path, exclude: Sequence[str]) -> bool:
+    """Whether a pattern matches a file or a folder that it lies in, below the working one."""
+    inner = Path(os.path.relpath(path))
+    return any(one.match(pattern) for one in (inner, *inner.parents) for pattern in exclude)
 
 
 def _problem(path: str, got: str, expected: str, *, slug: str) -> InputError:
@@ -124,7 +156,7 @@ def _walk(folder: Path, exclude: Sequence[str]) -> Iterable[Path]:
                     and not entry.is_symlink()
                 ):
                     stack.append(entry)
-            elif entry.suffix in (".py", ".ipynb"):
+            elif entry.suffix in (".py", ".ipynb") and entry.is_file():  # a pipe would never end
                 files.append(entry)
         yield from reversed(files)
 
@@ -145,13 +177,26 @@ def read(path: Path) -> Source:
     return Source(str(path), data)
 
 
+def piped(name: str, data: bytes) -> Source:
+    """What came by standard input, called `name`; a notebook if it is called like one."""
+    return _notebook(name, data) if name.endswith(".ipynb") else Source(name, data)
+
+
 def _notebook(path: str, data: bytes) -> Source:
     """The code cells of a notebook as one text."""
     try:
         code = code_of(data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = "it has no list of cells, as those before nbformat 4"
+        if isinstance(error, json.JSONDecodeError):
+            why = f"line {error.lineno} column {error.colno}: {error.msg}"
+        elif isinstance(error, UnicodeDecodeError):
+            why = "it is not UTF-8"
         raise _problem(
-            path, "a broken notebook", "a notebook in nbformat 4 JSON", slug="lint-notebook"
+            path,
+            f"a broken notebook ({why})",
+            "a notebook in nbformat 4 JSON",
+            slug="lint-notebook",
         ) from None
     cells = tuple(Cell(number, first) for number, first in code.starts)
     return Source(path, code.text.encode(), cells, broken=tuple(code.broken))

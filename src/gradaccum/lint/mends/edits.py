@@ -89,9 +89,17 @@ def _made(text: str) -> cst.SimpleStatementLine:
     return statement
 
 
+def _reads_gradients(place: Place) -> bool:
+    """Whether the file looks at a gradient anywhere: to clear one earlier may take it away."""
+    for node in m.findall(place.module, m.Attribute(attr=m.Name("grad"))):
+        if not isinstance(place.parents.get(node), cst.AssignTarget):
+            return True
+    return False
+
+
 def _add_zero(place: Place) -> Edit | None:
     step = place.step()
-    if step is None:
+    if step is None or _reads_gradients(place):
         return None
     return Edit(after={step: [_made(f"{_optimizer(place.module, step)}.zero_grad()")]})
 
@@ -111,6 +119,8 @@ def _zero_after(place: Place) -> Edit | None:
     found = place.statement(place.item.line)
     call = _call(found) if found is not None else None
     if call is None or not m.matches(call.func, m.Attribute(attr=m.Name("zero_grad"))):
+        return None
+    if _reads_gradients(place):
         return None
     return _moved(place, after=True)
 
