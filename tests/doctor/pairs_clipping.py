@@ -103,4 +103,24 @@ for x, y in data[:4]:
     sgd.step()
 """,
     ),
+    "a clip of two optimizers' gradients, of which one is unscaled": (
+        "GA402",
+        """
+reader, writer = nn.Linear(3, 8), nn.Linear(8, 2)
+first = torch.optim.SGD(reader.parameters(), lr=0.1)
+second = torch.optim.SGD(writer.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+for i, (x, y) in enumerate(data):
+    scaler.scale(F.cross_entropy(writer(reader(x)), y) / K).backward()
+    if (i + 1) % K == 0:
+        scaler.unscale_(first)
+        scaler.unscale_(second)  #good
+        nn.utils.clip_grad_norm_([*reader.parameters(), *writer.parameters()], 1.0)  #!
+        scaler.step(first)
+        scaler.step(second)
+        scaler.update()
+        first.zero_grad()
+        second.zero_grad()
+""",
+    ),
 }

@@ -283,4 +283,66 @@ for x, y in data:
     sgd.zero_grad()
 """,
     ),
+    "a smoothed loss that keeps every graph": (
+        "GA501",
+        """
+smooth = 0.0
+for i, (x, y) in enumerate(data):
+    loss = F.cross_entropy(model(x), y)
+    (loss / K).backward()
+    smooth = 0.9 * smooth + 0.1 * loss  #bad!
+    smooth = 0.9 * smooth + 0.1 * loss.item()  #good
+    if (i + 1) % K == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "losses kept in rows of a table": (
+        "GA501",
+        """
+rows = []
+for i, (x, y) in enumerate(data):
+    loss = F.cross_entropy(model(x), y)
+    (loss / K).backward()
+    rows.append({"step": i, "loss": loss})  #bad!
+    rows.append({"step": i, "loss": float(loss)})  #good
+    if (i + 1) % K == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "what a policy has said in earlier episodes": (
+        "GA502",
+        """
+policy = nn.Linear(3, 2)
+adam = torch.optim.Adam(policy.parameters(), lr=0.01)
+said = []
+for episode in range(4):
+    for x, y in data[:4]:
+        said.append(F.log_softmax(policy(x), 1).gather(1, y[:, None]).sum())
+    adam.zero_grad()
+    loss = -torch.stack(said).sum()
+    loss.backward(retain_graph=True)  #bad!
+    loss.backward()  #good
+    adam.step()
+    said.clear()  #good
+""",
+    ),
+    "a forward past DDP": (
+        "GA604",
+        """
+import torch.distributed as dist
+if not dist.is_initialized():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ddp = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
+sgd = torch.optim.SGD(ddp.parameters(), lr=0.1)
+for x, y in data:
+    sgd.zero_grad()
+    scores = ddp.module(x)  #bad!
+    scores = ddp(x)  #good
+    F.cross_entropy(scores, y).backward()
+    sgd.step()
+dist.destroy_process_group()
+""",
+    ),
 }

@@ -199,4 +199,34 @@ for i, (x, a) in enumerate(data):
         target.load_state_dict(online.state_dict())
 """,
     ),
+    "values that are loaded by putting others in their place": (
+        "GA306",
+        """
+stored = copy.deepcopy(model.state_dict())
+net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+net.load_state_dict(stored, assign=True)  #good
+adam = torch.optim.AdamW(net.parameters(), lr=0.01)
+net.load_state_dict(stored, assign=True)  #bad!
+for i, (x, y) in enumerate(data):
+    (F.cross_entropy(net(x), y) / K).backward()
+    if (i + 1) % K == 0:
+        adam.step()
+        adam.zero_grad()
+""",
+    ),
+    "a norm of the weights that is set up after the optimizer": (
+        "GA306",
+        """
+from torch.nn.utils.parametrizations import weight_norm
+net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+weight_norm(net[0])  #good
+adam = torch.optim.AdamW(net.parameters(), lr=0.01)
+weight_norm(net[0])  #bad!
+for i, (x, y) in enumerate(data):
+    (F.cross_entropy(net(x), y) / K).backward()
+    if (i + 1) % K == 0:
+        adam.step()
+        adam.zero_grad()
+""",
+    ),
 }

@@ -133,4 +133,18 @@ for i, (x, y) in enumerate(data):
     follow()  #bad
 """,
     ),
+    "an averaged model of torch's own, moved in every micro-batch": (
+        "GA317",
+        """
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+for i, (x, y) in enumerate(data):
+    (F.cross_entropy(model(x), y) / K).backward()
+    if (i + 1) % K == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)  #good
+    average.update_parameters(model)  #bad!
+""",
+    ),
 }

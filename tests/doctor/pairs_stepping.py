@@ -148,4 +148,20 @@ again.load_state_dict(saved["optimizer"])
 run(fresh, again, data[cut:], cut)
 """,
     ),
+    "a step for what is left, with nothing left": (
+        "GA301",
+        """
+for epoch in range(2):
+    for i, (x, y) in enumerate(data):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if (i + 1) % K == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    if len(data) % K:  #good
+        optimizer.step()  #good
+        optimizer.zero_grad(set_to_none=False)  #good
+    optimizer.step()  #bad!
+    optimizer.zero_grad(set_to_none=False)  #bad
+""",
+    ),
 }

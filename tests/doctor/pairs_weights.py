@@ -160,4 +160,50 @@ def epoch_loss():
 print(epoch_loss() > 0)
 """,
     ),
+    "a loop that is named after its micro-batches": (
+        "GA201",
+        """
+accumulation_steps = 4
+for it in range(3):
+    optimizer.zero_grad()
+    for j in range(accumulation_steps):
+        x, y = torch.randn(4, 3), torch.randint(0, 2, (4,))
+        loss = F.cross_entropy(model(x), y)
+        loss = loss / accumulation_steps  #good
+        loss.backward()  #!
+    optimizer.step()
+""",
+    ),
+    "gradients divided after every micro-batch": (
+        "GA202",
+        """
+for i, (x, y) in enumerate(data):
+    F.cross_entropy(model(x), y).backward()
+    last = (i + 1) % K == 0
+    if last:  #good
+        for p in model.parameters():  #good
+            p.grad /= K  #good
+    for p in model.parameters():  #bad
+        p.grad /= K  #bad!
+    if (i + 1) % K == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "a log of losses that were divided for their backward": (
+        "GA205",
+        """
+total = 0.0
+for i, (x, y) in enumerate(data):
+    loss = F.cross_entropy(model(x), y)
+    total += loss.item()  #good
+    loss = loss / K
+    loss.backward()
+    total += loss.item()  #bad!
+    if (i + 1) % K == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+print(total / len(data) > 0)
+""",
+    ),
 }

@@ -151,4 +151,24 @@ for i, (x, y) in enumerate(data):
         optimizer.zero_grad()
 """,
     ),
+    "a sharpness-aware step that keeps its first gradient": (
+        "GA104",
+        """
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in data:
+    F.cross_entropy(model(x), y).backward()
+    size = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    moves = [0.05 * p.grad / size for p in model.parameters()]
+    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves):
+            p.add_(move)
+    sgd.zero_grad()  #good
+    F.cross_entropy(model(x), y).backward()  #!
+    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves):
+            p.sub_(move)
+    sgd.step()
+    sgd.zero_grad()
+""",
+    ),
 }

@@ -396,4 +396,19 @@ for x, y in data:
     F.cross_entropy(model(x + shift.detach()), y).backward()
     optimizer.step()
 """,
+    "an inner problem on kept features": """
+body, head = nn.Linear(3, 8), nn.Linear(8, 2)
+outer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+for x, y in data:
+    features = body(x)
+    noise = torch.zeros_like(features).requires_grad_()
+    inner = torch.optim.SGD([noise], lr=0.1)
+    for _ in range(3):
+        inner.zero_grad()
+        F.cross_entropy(head(features + noise), y).backward(retain_graph=True)
+        inner.step()
+    outer.zero_grad()
+    F.cross_entropy(head(features + noise.detach()), y).backward()
+    outer.step()
+""",
 }

@@ -374,4 +374,31 @@ for x, y in data:
         with torch.no_grad():
             p -= 0.1 * slope
 """,
+    "added up in tensors of the script's own": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+parameters = list(model.parameters())
+sums = [torch.zeros_like(p) for p in parameters]
+for i, (x, y) in enumerate(data):
+    for total, slope in zip(
+        sums, torch.autograd.grad(F.cross_entropy(model(x), y) / 4, parameters)
+    ):
+        total += slope
+    if (i + 1) % 4 == 0:
+        for p, total in zip(parameters, sums):
+            p.grad = total.clone()
+            total.zero_()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "a step for what is left, with nothing left, that changes nothing": """
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for i, (x, y) in enumerate(data):
+        (F.cross_entropy(model(x), y) / 4).backward()
+        if (i + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
 }

@@ -255,6 +255,41 @@ def given(optimizer: Place | None) -> list[str]:
     ]
 
 
+_RENEWING = {
+    "register_parametrization", "resize_token_embeddings", "spectral_norm", "to_empty",
+    "weight_norm",
+}  # fmt: skip
+"""Calls that put other parameters into a model that they are given."""
+
+
+def _renewing(tree: ast.Module, models: set[str]) -> list[ast.Call]:
+    """Calls that renew parameters of models, or of parts of them, in the order of their lines."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        assigns = any(
+            one.arg == "assign" and getattr(one.value, "value", None) is True
+            for one in node.keywords
+        )
+        if _called(node) not in _RENEWING and not (_called(node) == "load_state_dict" and assigns):
+            continue
+        owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        if any(_part_of(one, models) for one in (*owner, *node.args[:1])):
+            found.append(node)
+    return sorted(found, key=lambda one: one.lineno)
+
+
+def _part_of(node: ast.expr, models: set[str]) -> bool:
+    """Whether something is one of the models, or lies in one."""
+    while True:
+        if ast.unparse(node) in models:
+            return True
+        if not isinstance(node, ast.Attribute | ast.Subscript):
+            return False
+        node = node.value
+
+
 def replaced(optimizer: Place | None, backward: Place | None, name: str) -> Place | None:
     """The line that puts another parameter, layer or model where an optimizer took its own from.
 
@@ -274,13 +309,16 @@ def replaced(optimizer: Place | None, backward: Place | None, name: str) -> Plac
                 if inner and not own and not isinstance(node.value, ast.Constant):
                     return Place(path, node.lineno, function_of(path, node))
         models = set(given(optimizer))
+        after = 0 if optimizer is None or path != optimizer.path else optimizer.line
+        for call in _renewing(tree, models) if tree is not None else ():
+            if call.lineno > after:
+                return Place(path, call.lineno, function_of(path, call))
         again = [
             node
             for node in sorted(sets, key=lambda one: one.lineno)
             if any(ast.unparse(one) in models for t in node.targets for one in _flat(t))
             and any(isinstance(one, ast.Call) for one in ast.walk(node.value))
         ]
-        after = 0 if optimizer is None or path != optimizer.path else optimizer.line
         for node in again[1:] if len(again) > 1 else again:
             if node.lineno > after or (len(again) > 1 and function_of(path, node) != "<module>"):
                 return Place(path, node.lineno, function_of(path, node))

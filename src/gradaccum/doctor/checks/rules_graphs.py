@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
 from gradaccum.doctor.checks.origin import cut, leaves_inference
-from gradaccum.doctor.checks.patterns import keeps, lines_that
+from gradaccum.doctor.checks.patterns import exchanges, forward_of_module, keeps, lines_that
 from gradaccum.doctor.checks.story import Window, place_of
 from gradaccum.doctor.trace.model import Event, Place
 
@@ -43,7 +43,39 @@ def counted_again(context: Context) -> Iterator[Hit]:
                 (first, "differentiated here first"),
             )
             return
+    yield from _older_graph(context)
     yield from _graph_of_the_gradient(context)
+
+
+def _older_graph(context: Context) -> Iterator[Hit]:
+    """GA502: what an earlier pass computed is differentiated again, after its weights changed."""
+    last: dict[Place | None, Event] = {}
+    found: list[tuple[Event, Event, Event]] = []
+    for event in context.trace.events:
+        if event.kind != "backward" or event.get("nested"):
+            continue
+        before, old = last.get(place_of(event)), set(event.get("old", ()))
+        last[place_of(event)] = event
+        steps = [
+            e
+            for e in (context.steps if before is not None and old else ())
+            if before is not None and before.n < e.n < event.n and old & set(e.get("changed", ()))
+        ]
+        if steps and before is not None:
+            found.append((event, before, steps[-1]))
+    if len(found) >= 2:
+        event, before, step = found[0]
+        yield from hit(
+            "GA502",
+            event,
+            "this loss is made of what earlier passes computed, too, whose graphs `retain_graph` "
+            "keeps: they are differentiated once more, with weights that have changed since "
+            f"({plural(len(found), 'backward')} in what was looked at)",
+            (before, "differentiated before, here"),
+            (step, "the step that has changed the weights since"),
+            mend="Start each pass from `detach()`ed values or an empty list, and leave "
+            "`retain_graph=True` out: torch then says what is old.",
+        )
 
 
 def _graph_of_the_gradient(context: Context) -> Iterator[Hit]:
@@ -184,6 +216,32 @@ def entered_late(context: Context) -> Iterator[Hit]:
             return
 
 
+def past_the_ranks(context: Context) -> Iterator[Hit]:
+    """GA604: gradients of what DDP wraps come by another way than its forward."""
+    trace = context.trace
+    for made in (e for e in trace.events if e.kind == "parallel"):
+        params = set(made.get("params", ()))
+        if not params or any(e.kind == "ddp_forward" and not e.get("nograd") for e in trace.events):
+            return
+        came = [
+            e for e in trace.events if e.kind == "backward" and params & set(e.get("arrived", ()))
+        ]
+        steps = [e for e in context.steps if params & set(e.get("changed", ()))]
+        if len(came) < 2 or not steps or exchanges(place_of(came[-1])):
+            continue
+        inner = forward_of_module(place_of(came[-1]))
+        yield from hit(
+            "GA604",
+            inner or came[-1],
+            f"the model is called past DDP, which prepares the exchange of gradients in its own "
+            f"forward: {plural(len(came), 'backward')} in what was looked at, and none was sent",
+            (made, "DDP is made here"),
+            (came[-1] if inner else None, "this gradient stays on its rank"),
+            (steps[-1], "each rank steps with its own"),
+        )
+        return
+
+
 def _too_late(window: Window, backward: Event) -> bool:
     return _sends(window, backward) is True and False in (backward.get("sync") or ())
 
@@ -306,6 +364,7 @@ RULES = (
     refused,
     no_graph,
     counted_again,
+    past_the_ranks,
     entered_late,
     synchronised,
     batchnorm,

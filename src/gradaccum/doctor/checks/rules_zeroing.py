@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
@@ -184,6 +185,8 @@ def overwritten(context: Context) -> Iterator[Hit]:
                 place_of(sets[0]), place_of(made[0])
             ):
                 continue
+            if not all(any(a.n < e.n < b.n for e in sets) for a, b in pairwise(made)):
+                continue  # what is set once, at the end, may have been added up elsewhere
             yield from hit(
                 "GA102",
                 sets[0],
