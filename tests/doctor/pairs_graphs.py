@@ -345,4 +345,24 @@ for x, y in data:
 dist.destroy_process_group()
 """,
     ),
+    "ranks that send the first of a window": (
+        "GA601",
+        """
+import contextlib
+import torch.distributed as dist
+if not dist.is_initialized():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ddp = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
+sgd = torch.optim.SGD(ddp.parameters(), lr=0.1)
+for i, (x, y) in enumerate(data):
+    context = ddp.no_sync() if i % K else contextlib.nullcontext()  #bad!
+    context = ddp.no_sync() if (i + 1) % K else contextlib.nullcontext()  #good
+    with context:
+        (F.cross_entropy(ddp(x), y) / K).backward()
+    if (i + 1) % K == 0:
+        sgd.step()
+        sgd.zero_grad()
+dist.destroy_process_group()
+""",
+    ),
 }

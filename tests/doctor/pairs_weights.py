@@ -206,4 +206,20 @@ for i, (x, y) in enumerate(data):
 print(total / len(data) > 0)
 """,
     ),
+    "one function that sums and averages": (
+        "GA201",
+        """
+def update(divide):
+    w = torch.zeros(1, requires_grad=True)
+    adam = torch.optim.Adam([w], lr=1.0)
+    for micro in range(K):
+        loss = (3 * w).sum()
+        if divide:
+            loss = loss / K
+        loss.backward()  #!
+    adam.step()
+update(True)
+update(False)  #bad
+""",
+    ),
 }

@@ -103,8 +103,6 @@ class Context:
             return "fetched"
         if gated(line, place) is True:
             return "gated"
-        if microbatches(place):
-            return "fetched"
         mine = self.series(window)
         for other in self.story.windows:
             count = len(other.fresh)
@@ -116,4 +114,4 @@ class Context:
             pairs = zip(mine[0].weights, terms[0].weights, strict=True)
             if all(close(one, count * divided) for one, divided in pairs):
                 return "divided elsewhere"
-        return ""
+        return "fetched" if microbatches(place) else ""

@@ -10,6 +10,7 @@ from gradaccum.doctor.checks.source import above_of, calls, function_of, stateme
 from gradaccum.doctor.trace.model import Place
 
 __all__ = [
+    "chosen",
     "cut",
     "cut_of",
     "divided_at",
@@ -241,6 +242,19 @@ def leaves_inference(place: Place) -> bool:
                 if not _unrecorded(there):
                     return True
     return False
+
+
+def chosen(entered: Place | None) -> Place | None:
+    """The line that made the context which a `with` at a line enters by its name."""
+    node, scope = statement(entered), None if entered is None else _scope(entered)
+    if entered is None or scope is None or not isinstance(node, ast.With):
+        return None
+    for item in node.items:
+        if isinstance(item.context_expr, ast.Name):
+            for found, value in _assigned(scope, item.context_expr.id, entered.line)[:1]:
+                if any(getattr(one, "attr", "") == "no_sync" for one in ast.walk(value)):
+                    return Place(entered.path, found.lineno, entered.function)
+    return None
 
 
 def given(optimizer: Place | None) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.origin import cut, leaves_inference
+from gradaccum.doctor.checks.origin import chosen, cut, leaves_inference
 from gradaccum.doctor.checks.patterns import exchanges, forward_of_module, keeps, lines_that
 from gradaccum.doctor.checks.story import Window, place_of
 from gradaccum.doctor.trace.model import Event, Place
@@ -189,9 +189,10 @@ def synchronised(context: Context) -> Iterator[Hit]:
                 return
         if any(sent) and not sent[-1]:
             entered = window.of("no_sync")
+            where = entered[-1] if entered else micros[-1]
             yield from hit(
                 "GA601",
-                entered[-1] if entered else micros[-1],
+                chosen(place_of(where)) or where,
                 "the last backward of the window runs under `no_sync()`: what came after the "
                 "last exchange stays on its rank, and ranks step apart",
                 (micros[-1], "this gradient is not sent"),
