@@ -365,4 +365,22 @@ for i, (x, y) in enumerate(data):
 dist.destroy_process_group()
 """,
     ),
+    "autograd turned off for good": (
+        "GA503",
+        """
+def look():
+    torch.set_grad_enabled(False)  #bad!
+    value = float(model(data[0][0]).mean())
+    torch.set_grad_enabled(True)  #good
+    return value
+try:
+    for x, y in data:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        look()
+finally:
+    torch.set_grad_enabled(True)
+""",
+    ),
 }

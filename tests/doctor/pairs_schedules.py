@@ -147,4 +147,38 @@ for i, (x, y) in enumerate(data):
     average.update_parameters(model)  #bad!
 """,
     ),
+    "a shadow in a table, moved in every micro-batch": (
+        "GA317",
+        """
+class Shadow:
+    def __init__(self, decay):
+        self.decay = decay
+        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    def follow(self):
+        for name, p in model.named_parameters():
+            old = self.values[name]
+            self.values[name] = self.decay * old + (1 - self.decay) * p.detach()
+shadow = Shadow(0.9)
+for i, (x, y) in enumerate(data):
+    (F.cross_entropy(model(x), y) / K).backward()
+    if (i + 1) % K == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+        shadow.follow()  #good
+    shadow.follow()  #bad!
+""",
+    ),
+    "a cosine as long as the epochs, stepped for each batch": (
+        "GA312",
+        """
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)  #!
+for epoch in range(3):
+    for x, y in data:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        schedule.step()  #bad
+    schedule.step()  #good
+""",
+    ),
 }

@@ -222,4 +222,18 @@ update(True)
 update(False)  #bad
 """,
     ),
+    "two backwards in each micro-batch, one of an undivided loss": (
+        "GA201",
+        """
+for i, (x, y) in enumerate(data):
+    out = model(x)
+    (F.cross_entropy(out, y) / K).backward(retain_graph=True)
+    size = out.pow(2).mean()
+    size = size / K  #good
+    size.backward()  #!
+    if (i + 1) % K == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
 }

@@ -171,4 +171,15 @@ for x, y in data:
     sgd.zero_grad()
 """,
     ),
+    "an update by hand that clears nothing": (
+        "GA101",
+        """
+w = torch.zeros(3, requires_grad=True)
+for x, y in data:
+    (x @ w - y).pow(2).mean().backward()
+    with torch.no_grad():
+        w -= 0.1 * w.grad  #!
+        w.grad = None  #good
+""",
+    ),
 }

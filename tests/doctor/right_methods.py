@@ -411,4 +411,13 @@ for x, y in data:
     F.cross_entropy(head(features + noise.detach()), y).backward()
     outer.step()
 """,
+    "momentum by hand, in the gradient": """
+w = torch.zeros(3, requires_grad=True)
+for x, y in data:
+    if w.grad is not None:
+        w.grad.mul_(0.9)
+    (x @ w - y).pow(2).mean().backward()
+    with torch.no_grad():
+        w -= 0.01 * w.grad
+""",
 }

@@ -21,6 +21,7 @@ __all__ = [
     "receiver",
     "scales_its_argument",
     "squares_gradient",
+    "turned_off",
 ]
 
 
@@ -347,3 +348,19 @@ def forward_of_module(backward: Place | None) -> Place | None:
         and function_of(backward.path, node) == backward.function
     ]
     return Place(backward.path, max(lines), backward.function) if lines else None
+
+
+def turned_off(place: Place | None) -> Place | None:
+    """The statement of a file that turns autograd off for good, if there is just one."""
+    tree = None if place is None else tree_of(place.path)
+    lines = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and getattr(node.value.func, "attr", "") == "set_grad_enabled"
+        and [getattr(one, "value", None) for one in node.value.args] == [False]
+    ]
+    if place is None or len(lines) != 1:
+        return None
+    return Place(place.path, lines[0].lineno, function_of(place.path, lines[0]))

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
 from gradaccum.doctor.checks.origin import chosen, cut, leaves_inference
-from gradaccum.doctor.checks.patterns import exchanges, forward_of_module, keeps, lines_that
+from gradaccum.doctor.checks.patterns import (
+    exchanges,
+    forward_of_module,
+    keeps,
+    lines_that,
+    turned_off,
+)
 from gradaccum.doctor.checks.story import Window, place_of
 from gradaccum.doctor.trace.model import Event, Place
 
@@ -131,6 +137,25 @@ def no_graph(context: Context) -> Iterator[Hit]:
         )
         context.faulty.update(o.index for o in trace.optimizers)
         return
+
+
+def switched_off(context: Context) -> Iterator[Hit]:
+    """GA503: the last backward of the run was refused, for its loss has no graph."""
+    came = [e for e in context.trace.events if e.kind == "backward" and not e.get("nested")]
+    last = came[-1] if came else None
+    if last is None or last.get("requires_grad", True) or last.get("leaf") is None:
+        return
+    same = [e for e in came[:-1] if place_of(e) == place_of(last) and e.get("arrived")]
+    line = turned_off(place_of(last))
+    if same and line is not None:
+        yield from hit(
+            "GA503",
+            line,
+            "autograd is turned off here and not on again: the next loss has no graph, and its "
+            f"backward is refused after {plural(len(same), 'backward')}",
+            (last, "refused here"),
+            mend="Use `with torch.no_grad():`, which ends.",
+        )
 
 
 def refused(context: Context) -> Iterator[Hit]:
@@ -362,6 +387,7 @@ def keeps_graphs(context: Context) -> Iterator[Hit]:
 
 RULES = (
     keeps_graphs,
+    switched_off,
     refused,
     no_graph,
     counted_again,

@@ -21,6 +21,7 @@ __all__ = [
     "microbatches",
     "overwrites",
     "parents",
+    "reads_gradient",
     "same_loop",
     "statement",
     "tree_of",
@@ -283,6 +284,15 @@ def microbatches(backward: Place | None) -> bool:
             if any(word in name for word in _DRAWS):
                 return True
     return False
+
+
+def reads_gradient(place: Place | None) -> bool:
+    """Whether a `.grad` is read by the statement at a line."""
+    node = statement(place)
+    return node is not None and any(
+        isinstance(one, ast.Attribute) and one.attr == "grad" and isinstance(one.ctx, ast.Load)
+        for one in ast.walk(node)
+    )
 
 
 def overwrites(place: Place | None) -> bool:
