@@ -1,13 +1,13 @@
 """What a short window's weights should have been, and which gradients were lost."""
 
 import pytest
-from right_loops import HEAD
+from loops import DATA
 from runs import diagnose
 
 from gradaccum.doctor.watch import watch
 
 LOOP = (
-    HEAD
+    DATA
     + """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i, (x, y) in enumerate(data[:{length}]):

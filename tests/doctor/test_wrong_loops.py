@@ -1,20 +1,8 @@
 """Wrong loops in shapes that the catalogue does not have; `#!` marks the line to be found."""
 
 import pytest
+from loops import STEPPED
 from runs import diagnose
-
-HEAD = """\
-import math
-
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-torch.manual_seed(0)
-data = [(torch.randn(4, 3), torch.randint(0, 2, (4,))) for _ in range(8)]
-model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-"""
 
 LOOPS = {
     "a wrapper that clears on the last one": (
@@ -369,7 +357,7 @@ for x, y in data:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_wrong_loop_is_found_at_its_line(name, tmp_path):
     code, text = LOOPS[name]
-    script = HEAD + text
+    script = STEPPED + text
     [line] = [at for at, one in enumerate(script.splitlines(), 1) if one.endswith("#!")]
     found = {(one.code, one.line) for one in diagnose(script, tmp_path).findings}
     assert (code, line) in found

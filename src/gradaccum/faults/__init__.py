@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradaccum.faults import clipping, graphs, scaling, schedules, stepping, zeroing
+from gradaccum.faults import clipping, graphs, ranks, scaling, schedules, stepping, zeroing
 from gradaccum.faults.entry import PRELUDE as PRELUDE
 from gradaccum.faults.entry import Fault as Fault
 from gradaccum.faults.entry import Severity as Severity
@@ -11,8 +11,14 @@ __all__ = ["CATALOGUE", "PRELUDE", "Fault", "Severity", "find"]
 
 CATALOGUE: dict[str, Fault] = {
     fault.code: fault
-    for family in (zeroing, scaling, stepping, schedules, clipping, graphs)
-    for fault in family.FAULTS
+    for fault in sorted(
+        (
+            fault
+            for family in (zeroing, scaling, stepping, schedules, clipping, graphs, ranks)
+            for fault in family.FAULTS
+        ),
+        key=lambda fault: fault.code,
+    )
 }
 
 

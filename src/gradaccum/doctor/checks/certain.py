@@ -5,10 +5,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradaccum.doctor.checks.source import above_of, function_of, parents, tree_of
+from gradaccum.doctor.checks.origin import made
+from gradaccum.doctor.checks.patterns import receiver
+from gradaccum.doctor.checks.source import above_of, function_of, parents, statement, tree_of
 from gradaccum.doctor.trace.model import Place
 
-__all__ = ["adds_to_gradient", "logged_by_updates", "reads_gradients", "repeats"]
+__all__ = [
+    "adds_to_gradient",
+    "divided_log",
+    "divisor_of_gradient",
+    "is_count",
+    "logged_by_updates",
+    "reads_gradients",
+    "repeats",
+]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _CONDITIONS = (ast.If, ast.Match, ast.IfExp, ast.ExceptHandler, *_FUNCTIONS)
@@ -164,3 +174,138 @@ def _added(loop: ast.AST, gate: ast.AST, losses: set[str]) -> Iterator[str]:
             plain = isinstance(value.func.value, ast.Name) and value.func.value.id in losses
             if plain and value.func.attr in ("item", "detach") and isinstance(node.op, ast.Add):
                 yield str(getattr(node.target, "id", ""))
+
+
+def divided_log(backward: Place, step: Place) -> tuple[Place, Place] | None:
+    """Where losses that were divided for their backward are summed, and divided by their number.
+
+    Args:
+        backward: of `loss`, which a line above divides.
+        step: of the updates, under a condition in the loop.
+    """
+    name, lines = receiver(statement(backward), plain=True), made(backward)
+    if not name or not lines or backward.path != step.path:
+        return None
+    (place, value), whole = lines[0], statement(lines[0][0])
+    over = whole.op if isinstance(whole, ast.AugAssign) else getattr(value, "op", None)
+    if not isinstance(over, ast.Div):
+        return None
+    micro, update = above_of(backward), above_of(step)
+    gate = next((node for node in update if isinstance(node, ast.If) and node not in micro), None)
+    loop = next((node for node in micro if isinstance(node, ast.For)), None)
+    if gate is None or loop is None:
+        return None
+    inside = set(map(id, ast.walk(gate)))
+    added = {
+        node.target.id: node.lineno
+        for node in ast.walk(loop)
+        if isinstance(node, ast.AugAssign)
+        and isinstance(node.target, ast.Name)
+        and isinstance(node.op, ast.Add)
+        and id(node) not in inside
+        and node.lineno > place.line
+        and _value_of(node.value) == name
+    }
+    scope = next((n for n in micro if isinstance(n, _FUNCTIONS)), tree_of(backward.path))
+    for node in ast.walk(scope) if scope is not None else ():
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and id(node) not in inside:
+            total = getattr(node.left, "id", "")
+            if total in added and _counts_passes(node, loop, gate, backward.path):
+                at = Place(backward.path, added[total], backward.function)
+                return at, Place(backward.path, node.lineno, backward.function)
+    return None
+
+
+def _value_of(node: ast.expr) -> str:
+    """`loss` of `loss.item()`, `loss.detach()` and `float(loss)`."""
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("item", "detach"):
+            return str(getattr(node.func.value, "id", ""))
+        if getattr(node.func, "id", "") == "float" and len(node.args) == 1:
+            return str(getattr(node.args[0], "id", ""))
+    return ""
+
+
+def _counts_passes(node: ast.BinOp, loop: ast.For, gate: ast.If, path: str) -> bool:
+    """Whether a total is divided by the number of a loop's passes, or by what tests it for a log.
+
+    The number is the loop's length, a count of its passes, or the remainder that a condition
+    around the division is by.
+    """
+    by = node.right
+    if isinstance(by, ast.Call) and getattr(by.func, "id", "") == "len" and len(by.args) == 1:
+        iterated = {ast.unparse(one) for one in ast.walk(loop.iter) if isinstance(one, ast.expr)}
+        return ast.unparse(by.args[0]) in iterated
+    inside = set(map(id, ast.walk(gate)))
+    counts = {
+        ast.unparse(one.target)
+        for one in ast.walk(loop)
+        if isinstance(one, ast.AugAssign)
+        and isinstance(one.op, ast.Add)
+        and getattr(one.value, "value", None) == 1
+        and id(one) not in inside
+    }
+    if ast.unparse(by) in counts:
+        return True
+    over = parents(path)
+    found: ast.AST | None = node
+    while found is not None and found is not loop:
+        if isinstance(found, ast.If):
+            for one in ast.walk(found.test):
+                if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod):
+                    return ast.unparse(one.right) == ast.unparse(by)
+        found = over.get(found)
+    return False
+
+
+def divisor_of_gradient(place: Place | None) -> ast.expr | None:
+    """What a line divides a gradient by, in place or by putting the quotient there."""
+    node = statement(place)
+    if isinstance(node, ast.AugAssign) and _gradient(node.target):
+        return _divisor(node.op, node.value)
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+        if _gradient(node.targets[0]) and _gradient(node.value.left):
+            return _divisor(node.value.op, node.value.right)
+    for call in ast.walk(node) if isinstance(node, ast.Expr) else ():
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        how = call.func.attr
+        op: ast.operator = ast.Mult() if "mul" in how else ast.Div()
+        if how in ("div_", "mul_", "true_divide_") and call.args:
+            owner = call.func.value
+            if _gradient(owner.value if getattr(owner, "attr", "") == "data" else owner):
+                return _divisor(op, call.args[0])
+        if how in ("_foreach_div_", "_foreach_mul_") and len(call.args) == 2:
+            return _divisor(op, call.args[1])
+    return None
+
+
+def _divisor(op: ast.operator, value: ast.expr) -> ast.expr | None:
+    """`k` of a division by it, and of a multiplication by `1 / k`."""
+    if isinstance(op, ast.Div):
+        return value
+    if isinstance(op, ast.Mult) and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
+        return value.right if getattr(value.left, "value", None) == 1 else None
+    return None
+
+
+def is_count(by: ast.expr, step: Place, count: int) -> bool:
+    """Whether a divisor is the number of an update's micro-batches.
+
+    A literal that is the number, a name that has it, or what the condition of the step counts to.
+    """
+    if isinstance(by, ast.Constant):
+        return bool(by.value == count)
+    written = ast.unparse(by)
+    for node in above_of(step):
+        for one in ast.walk(node.test) if isinstance(node, ast.If) else ():
+            if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod):
+                if ast.unparse(one.right) == written:
+                    return True
+    tree = tree_of(step.path)
+    return any(
+        isinstance(node, ast.Assign)
+        and getattr(node.value, "value", None) == count
+        and any(ast.unparse(target) == written for target in node.targets)
+        for node in (ast.walk(tree) if tree is not None else ())
+    )

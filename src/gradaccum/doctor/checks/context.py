@@ -72,6 +72,19 @@ class Context:
             self._arrived = found
         return self._arrived.get(param, [])
 
+    def plain(self, windows: list[Window]) -> list[tuple[Window, list[Series]]]:
+        """Windows whose weights are those of their graphs."""
+        found = []
+        for window in windows:
+            terms = self.series(window)
+            if window.whole and terms and self.handled(window) is None and not window.stale:
+                found.append((window, terms))
+        return found
+
+    def one_line(self, window: Window) -> bool:
+        """Whether all of its backwards are one line's."""
+        return len({place_of(event) for event in self.story.micros(window)}) == 1
+
     def handled(self, window: Window) -> Event | None:
         """Where the script changed the gradients itself."""
         return handled(window)
@@ -103,8 +116,6 @@ class Context:
             return "fetched"
         if gated(line, place) is True:
             return "gated"
-        if microbatches(place):
-            return "fetched"
         mine = self.series(window)
         for other in self.story.windows:
             count = len(other.fresh)
@@ -116,4 +127,4 @@ class Context:
             pairs = zip(mine[0].weights, terms[0].weights, strict=True)
             if all(close(one, count * divided) for one, divided in pairs):
                 return "divided elsewhere"
-        return ""
+        return "fetched" if microbatches(place) else ""

@@ -8,7 +8,7 @@ from gradaccum.doctor.trace.model import Event, Place
 from gradaccum.faults import find
 from gradaccum.records.finding import Evidence, Finding
 
-__all__ = ["Hit", "finding", "hit", "plural"]
+__all__ = ["Hit", "figure", "finding", "hit", "plural"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ def finding(one: Hit) -> Finding:
         tuple(Evidence(place.path, place.line, what) for place, what in one.evidence),
         one.mend or fault.mend,
     )
+
+
+def figure(value: float) -> str:
+    """A weight, as short as it can be read."""
+    return f"{value:.3g}"
 
 
 def plural(count: int, word: str) -> str:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from gradaccum.doctor.checks import (
     rules_clipping,
+    rules_gradients,
     rules_graphs,
     rules_hand,
+    rules_lengths,
     rules_lost,
     rules_scaling,
     rules_schedules,
@@ -36,10 +38,12 @@ RULES = (
     *rules_graphs.RULES,
     *rules_zeroing.RULES,
     *rules_scaling.RULES,
+    *rules_lengths.RULES,
     *rules_schedules.RULES,
     *rules_stepping.RULES,
     *rules_hand.RULES,
     *rules_values.RULES,
+    *rules_gradients.RULES,
     *rules_unseen.RULES,
     *rules_lost.NOTES,
 )
@@ -49,7 +53,7 @@ DETECTORS = frozenset(
     f"GA{number}"
     for number in (
         *range(101, 107), *range(201, 208), *range(301, 310), 311, 312, 315, 316, 317,
-        *range(401, 412), 501, 502, 503, 504, 505, 601, 602, 701, 702, 703, 801, 802, 803,
+        *range(401, 412), 501, 502, 503, 504, 505, 601, 602, 604, 701, 702, 703, 801, 802, 803,
     )
 )  # fmt: skip
 """Codes that a run can give away; a test holds each to its bad loop."""

@@ -10,6 +10,7 @@ from gradaccum.doctor.checks.source import above_of, calls, function_of, stateme
 from gradaccum.doctor.trace.model import Place
 
 __all__ = [
+    "chosen",
     "cut",
     "cut_of",
     "divided_at",
@@ -243,6 +244,19 @@ def leaves_inference(place: Place) -> bool:
     return False
 
 
+def chosen(entered: Place | None) -> Place | None:
+    """The line that made the context which a `with` at a line enters by its name."""
+    node, scope = statement(entered), None if entered is None else _scope(entered)
+    if entered is None or scope is None or not isinstance(node, ast.With):
+        return None
+    for item in node.items:
+        if isinstance(item.context_expr, ast.Name):
+            for found, value in _assigned(scope, item.context_expr.id, entered.line)[:1]:
+                if any(getattr(one, "attr", "") == "no_sync" for one in ast.walk(value)):
+                    return Place(entered.path, found.lineno, entered.function)
+    return None
+
+
 def given(optimizer: Place | None) -> list[str]:
     """What an optimizer's line takes the parameters of, as it is written: `model`, `self.net`."""
     node = statement(optimizer)
@@ -253,6 +267,41 @@ def given(optimizer: Place | None) -> list[str]:
         and isinstance(one.func, ast.Attribute)
         and one.func.attr in ("parameters", "named_parameters")
     ]
+
+
+_RENEWING = {
+    "register_parametrization", "resize_token_embeddings", "spectral_norm", "to_empty",
+    "weight_norm",
+}  # fmt: skip
+"""Calls that put other parameters into a model that they are given."""
+
+
+def _renewing(tree: ast.Module, models: set[str]) -> list[ast.Call]:
+    """Calls that renew parameters of models, or of parts of them, in the order of their lines."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        assigns = any(
+            one.arg == "assign" and getattr(one.value, "value", None) is True
+            for one in node.keywords
+        )
+        if _called(node) not in _RENEWING and not (_called(node) == "load_state_dict" and assigns):
+            continue
+        owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        if any(_part_of(one, models) for one in (*owner, *node.args[:1])):
+            found.append(node)
+    return sorted(found, key=lambda one: one.lineno)
+
+
+def _part_of(node: ast.expr, models: set[str]) -> bool:
+    """Whether something is one of the models, or lies in one."""
+    while True:
+        if ast.unparse(node) in models:
+            return True
+        if not isinstance(node, ast.Attribute | ast.Subscript):
+            return False
+        node = node.value
 
 
 def replaced(optimizer: Place | None, backward: Place | None, name: str) -> Place | None:
@@ -274,13 +323,16 @@ def replaced(optimizer: Place | None, backward: Place | None, name: str) -> Plac
                 if inner and not own and not isinstance(node.value, ast.Constant):
                     return Place(path, node.lineno, function_of(path, node))
         models = set(given(optimizer))
+        after = 0 if optimizer is None or path != optimizer.path else optimizer.line
+        for call in _renewing(tree, models) if tree is not None else ():
+            if call.lineno > after:
+                return Place(path, call.lineno, function_of(path, call))
         again = [
             node
             for node in sorted(sets, key=lambda one: one.lineno)
             if any(ast.unparse(one) in models for t in node.targets for one in _flat(t))
             and any(isinstance(one, ast.Call) for one in ast.walk(node.value))
         ]
-        after = 0 if optimizer is None or path != optimizer.path else optimizer.line
         for node in again[1:] if len(again) > 1 else again:
             if node.lineno > after or (len(again) > 1 and function_of(path, node) != "<module>"):
                 return Place(path, node.lineno, function_of(path, node))

@@ -12,6 +12,8 @@ __all__ = [
     "clips",
     "divided_late",
     "divides_by_all",
+    "exchanges",
+    "forward_of_module",
     "hook_function",
     "keeps",
     "lines_that",
@@ -19,6 +21,7 @@ __all__ = [
     "receiver",
     "scales_its_argument",
     "squares_gradient",
+    "turned_off",
 ]
 
 
@@ -119,14 +122,37 @@ def keeps(backward: Place | None) -> Place | None:
 
 
 def _keeps(other: ast.AST, name: str) -> bool:
-    value = other.value if isinstance(other, ast.AugAssign | ast.Assign) else None
-    kept = isinstance(value, ast.Name) and value.id == name and isinstance(other, ast.AugAssign)
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
-        kept = isinstance(value.right, ast.Name) and value.right.id == name
+    """Whether something keeps what is made of a name, with its graph."""
+    if isinstance(other, ast.AugAssign):
+        return isinstance(other.op, ast.Add) and _held(other.value, name)
+    if isinstance(other, ast.Assign) and _held(other.value, name):
+        target = ast.unparse(other.targets[0])
+        again = any(
+            isinstance(one, ast.Name | ast.Attribute | ast.Subscript) and ast.unparse(one) == target
+            for one in ast.walk(other.value)
+        )
+        stored = isinstance(other.targets[0], ast.Subscript)
+        return target != name and (again or stored)
     if isinstance(other, ast.Call) and isinstance(other.func, ast.Attribute):
-        added = other.func.attr in ("append", "extend", "add", "put", "appendleft")
-        kept = added and any(isinstance(a, ast.Name) and a.id == name for a in other.args)
-    return kept
+        added = other.func.attr in ("append", "extend", "add", "put", "appendleft", "insert")
+        return added and any(_held(one, name) for one in other.args)
+    return False
+
+
+_LETS_GO = {"item", "detach", "float", "numpy", "tolist", "int", "str", "format", "data", "print"}
+
+
+def _held(node: ast.AST, name: str) -> bool:
+    """Whether an expression is made of a name without leaving its graph."""
+    if isinstance(node, ast.Call | ast.Attribute):
+        inner = node.func if isinstance(node, ast.Call) else node
+        if getattr(inner, "attr", getattr(inner, "id", "")) in _LETS_GO:
+            return False
+    if isinstance(node, ast.JoinedStr | ast.Compare):
+        return False
+    if isinstance(node, ast.Name):
+        return node.id == name
+    return any(_held(child, name) for child in ast.iter_child_nodes(node))
 
 
 def _hands_over(path: str, call: ast.AST, name: str) -> bool:
@@ -289,3 +315,52 @@ def divides_by_all(backward: Place | None) -> Place | None:
             if place.function == backward.function:
                 return place
     return None
+
+
+def exchanges(place: Place | None) -> bool:
+    """Whether a place's file sends tensors between ranks itself."""
+    tree = None if place is None else tree_of(place.path)
+    return any(
+        isinstance(node, ast.Attribute | ast.Name)
+        and str(getattr(node, "attr", getattr(node, "id", ""))).startswith(_SENDING)
+        for node in (ast.walk(tree) if tree is not None else ())
+    )
+
+
+_SENDING = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "_flatten_dense")
+
+
+def forward_of_module(backward: Place | None) -> Place | None:
+    """The line of a backward's function that calls `something.module(...)`, nearest above it."""
+    tree = None if backward is None else tree_of(backward.path)
+    if tree is None or backward is None:
+        return None
+    lines = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and (
+            node.func.attr == "module"
+            or (isinstance(node.func.value, ast.Attribute) and node.func.value.attr == "module")
+        )
+        and node.lineno <= backward.line
+        and function_of(backward.path, node) == backward.function
+    ]
+    return Place(backward.path, max(lines), backward.function) if lines else None
+
+
+def turned_off(place: Place | None) -> Place | None:
+    """The statement of a file that turns autograd off for good, if there is just one."""
+    tree = None if place is None else tree_of(place.path)
+    lines = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and getattr(node.value.func, "attr", "") == "set_grad_enabled"
+        and [getattr(one, "value", None) for one in node.value.args] == [False]
+    ]
+    if place is None or len(lines) != 1:
+        return None
+    return Place(place.path, lines[0].lineno, function_of(place.path, lines[0]))

@@ -89,8 +89,13 @@ def clipped_scaled(context: Context) -> Iterator[Hit]:
             micros = context.story.micros(window)
             if not scaled or not called or not micros:
                 continue
-            clip = next((e for e in called if e.n > micros[-1].n), None)
-            freed = [e for e in window.of("unscale") if micros[-1].n < e.n]
+            mine = [e for e in called if set(e.get("touched", ())) & window.params]
+            clip = next((e for e in mine if e.n > micros[-1].n), None)
+            freed = [
+                e
+                for e in window.of("unscale")
+                if micros[-1].n < e.n and e.get("optimizer") in (window.optimizer, None)
+            ]
             if clip is None or not freed or freed[0].n < clip.n:
                 continue
             scale = context.factor[scaled[-1]]

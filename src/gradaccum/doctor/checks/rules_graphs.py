@@ -6,8 +6,14 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.origin import cut, leaves_inference
-from gradaccum.doctor.checks.patterns import keeps, lines_that
+from gradaccum.doctor.checks.origin import chosen, cut, leaves_inference
+from gradaccum.doctor.checks.patterns import (
+    exchanges,
+    forward_of_module,
+    keeps,
+    lines_that,
+    turned_off,
+)
 from gradaccum.doctor.checks.story import Window, place_of
 from gradaccum.doctor.trace.model import Event, Place
 
@@ -43,7 +49,39 @@ def counted_again(context: Context) -> Iterator[Hit]:
                 (first, "differentiated here first"),
             )
             return
+    yield from _older_graph(context)
     yield from _graph_of_the_gradient(context)
+
+
+def _older_graph(context: Context) -> Iterator[Hit]:
+    """GA502: what an earlier pass computed is differentiated again, after its weights changed."""
+    last: dict[Place | None, Event] = {}
+    found: list[tuple[Event, Event, Event]] = []
+    for event in context.trace.events:
+        if event.kind != "backward" or event.get("nested"):
+            continue
+        before, old = last.get(place_of(event)), set(event.get("old", ()))
+        last[place_of(event)] = event
+        steps = [
+            e
+            for e in (context.steps if before is not None and old else ())
+            if before is not None and before.n < e.n < event.n and old & set(e.get("changed", ()))
+        ]
+        if steps and before is not None:
+            found.append((event, before, steps[-1]))
+    if len(found) >= 2:
+        event, before, step = found[0]
+        yield from hit(
+            "GA502",
+            event,
+            "this loss is made of what earlier passes computed, too, whose graphs `retain_graph` "
+            "keeps: they are differentiated once more, with weights that have changed since "
+            f"({plural(len(found), 'backward')} in what was looked at)",
+            (before, "differentiated before, here"),
+            (step, "the step that has changed the weights since"),
+            mend="Start each pass from `detach()`ed values or an empty list, and leave "
+            "`retain_graph=True` out: torch then says what is old.",
+        )
 
 
 def _graph_of_the_gradient(context: Context) -> Iterator[Hit]:
@@ -99,6 +137,25 @@ def no_graph(context: Context) -> Iterator[Hit]:
         )
         context.faulty.update(o.index for o in trace.optimizers)
         return
+
+
+def switched_off(context: Context) -> Iterator[Hit]:
+    """GA503: the last backward of the run was refused, for its loss has no graph."""
+    came = [e for e in context.trace.events if e.kind == "backward" and not e.get("nested")]
+    last = came[-1] if came else None
+    if last is None or last.get("requires_grad", True) or last.get("leaf") is None:
+        return
+    same = [e for e in came[:-1] if place_of(e) == place_of(last) and e.get("arrived")]
+    line = turned_off(place_of(last))
+    if same and line is not None:
+        yield from hit(
+            "GA503",
+            line,
+            "autograd is turned off here and not on again: the next loss has no graph, and its "
+            f"backward is refused after {plural(len(same), 'backward')}",
+            (last, "refused here"),
+            mend="Use `with torch.no_grad():`, which ends.",
+        )
 
 
 def refused(context: Context) -> Iterator[Hit]:
@@ -157,9 +214,10 @@ def synchronised(context: Context) -> Iterator[Hit]:
                 return
         if any(sent) and not sent[-1]:
             entered = window.of("no_sync")
+            where = entered[-1] if entered else micros[-1]
             yield from hit(
                 "GA601",
-                entered[-1] if entered else micros[-1],
+                chosen(place_of(where)) or where,
                 "the last backward of the window runs under `no_sync()`: what came after the "
                 "last exchange stays on its rank, and ranks step apart",
                 (micros[-1], "this gradient is not sent"),
@@ -182,6 +240,32 @@ def entered_late(context: Context) -> Iterator[Hit]:
                 (entered[-1] if entered else None, "entered only here"),
             )
             return
+
+
+def past_the_ranks(context: Context) -> Iterator[Hit]:
+    """GA604: gradients of what DDP wraps come by another way than its forward."""
+    trace = context.trace
+    for made in (e for e in trace.events if e.kind == "parallel"):
+        params = set(made.get("params", ()))
+        if not params or any(e.kind == "ddp_forward" and not e.get("nograd") for e in trace.events):
+            return
+        came = [
+            e for e in trace.events if e.kind == "backward" and params & set(e.get("arrived", ()))
+        ]
+        steps = [e for e in context.steps if params & set(e.get("changed", ()))]
+        if len(came) < 2 or not steps or exchanges(place_of(came[-1])):
+            continue
+        inner = forward_of_module(place_of(came[-1]))
+        yield from hit(
+            "GA604",
+            inner or came[-1],
+            f"the model is called past DDP, which prepares the exchange of gradients in its own "
+            f"forward: {plural(len(came), 'backward')} in what was looked at, and none was sent",
+            (made, "DDP is made here"),
+            (came[-1] if inner else None, "this gradient stays on its rank"),
+            (steps[-1], "each rank steps with its own"),
+        )
+        return
 
 
 def _too_late(window: Window, backward: Event) -> bool:
@@ -303,9 +387,11 @@ def keeps_graphs(context: Context) -> Iterator[Hit]:
 
 RULES = (
     keeps_graphs,
+    switched_off,
     refused,
     no_graph,
     counted_again,
+    past_the_ranks,
     entered_late,
     synchronised,
     batchnorm,

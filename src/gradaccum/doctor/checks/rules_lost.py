@@ -104,7 +104,12 @@ def taken_over(context: Context) -> Iterator[Hit]:
         "`copy_()`, `load_state_dict()`.",
     )
     names_found = {p.name for p, *_ in found}
-    context.explained.update(p.index for p in _orphans(context) if p.name in names_found)
+    beside = {name.rpartition(".")[0] for name in names_found if "parametrizations." in name}
+    context.explained.update(
+        p.index
+        for p in _orphans(context)
+        if p.name in names_found or p.name.rpartition(".")[0] in beside  # one became several
+    )
     everything = not _orphans(context)
     if everything and {p.index for p in old} <= set(step.get("idle", ())):
         context.faulty.add(optimizer.index)

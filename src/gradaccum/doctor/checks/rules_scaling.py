@@ -1,46 +1,31 @@
-"""GA2xx and the window's length: what the weights of an update say."""
+"""GA2xx: what the weights of an update say."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from gradaccum.doctor.checks.context import Context
-from gradaccum.doctor.checks.hits import Hit, hit, plural
+from gradaccum.doctor.checks.hits import Hit, figure, hit, plural
 from gradaccum.doctor.checks.origin import divided_at, divided_by_count, made
 from gradaccum.doctor.checks.patterns import divided_late
-from gradaccum.doctor.checks.source import gate, gate_counts, gate_divides
-from gradaccum.doctor.checks.story import Window, inside, place_of, usual
-from gradaccum.doctor.checks.weights import Series, close
+from gradaccum.doctor.checks.source import gate
+from gradaccum.doctor.checks.story import Window, place_of, usual
+from gradaccum.doctor.checks.weights import Series, close, series
 from gradaccum.doctor.trace.model import Event, Place
 
 __all__ = ["RULES"]
 
 
-def _plain(context: Context, windows: list[Window]) -> list[tuple[Window, list[Series]]]:
-    """Windows whose weights are those of their graphs."""
-    found = []
-    for window in windows:
-        terms = context.series(window)
-        if window.whole and terms and context.handled(window) is None and not window.stale:
-            found.append((window, terms))
-    return found
-
-
-def _one_line(context: Context, window: Window) -> bool:
-    return len({place_of(event) for event in context.story.micros(window)}) == 1
-
-
 def not_divided(context: Context) -> Iterator[Hit]:
     """GA201."""
     for line, windows in context.lines():
-        told = _plain(context, windows)
+        told = context.plain(windows)
         alike = [
             (window, terms)
             for window, terms in told
-            if len(window.fresh) == usual(windows) >= 2 and _one_line(context, window)
+            if len(window.fresh) == usual(windows) >= 2 and context.one_line(window)
         ]
         for window, terms in alike:
             late = divided_late(place_of(context.story.micros(window)[-1]))
@@ -57,13 +42,50 @@ def not_divided(context: Context) -> Iterator[Hit]:
                 path = beside[1].path
                 context.wrong += [(other, 1 / len(other.fresh), path) for other, _ in alike]
                 break
+        for window in windows if not alike else ():
+            if apart := _apart(context, line, window):
+                yield from apart
+                break
     for window in context.story.open:
         terms = context.series(window)
-        if len(window.fresh) >= 2 and window.whole and terms and _one_line(context, window):
+        if len(window.fresh) >= 2 and window.whole and terms and context.one_line(window):
             sure = bool(context.are_micros(window, None))
             if beside := _beside(terms, len(window.fresh), sure):
                 yield from _partly(context, window, *beside)
                 break
+
+
+def _apart(context: Context, line: Place, window: Window) -> list[Hit]:
+    """Losses with a backward of their own in every micro-batch, of which one is not divided."""
+    by: dict[Place | None, list[int]] = {}
+    for event in context.story.micros(window):
+        by.setdefault(place_of(event), []).append(event.get("b"))
+    count = len(next(iter(by.values()), ()))
+    if len(by) < 2 or count < 2 or any(len(numbers) != count for numbers in by.values()):
+        return []
+    if not context.gated(window, line) or not window.whole or context.handled(window) is not None:
+        return []
+    terms: list[Series] = []
+    places: list[Place | None] = []
+    for place, numbers in by.items():
+        part = series(context.story, replace(window, fresh=numbers), context.factor)
+        terms += part
+        places += [place] * len(part)
+    found = _beside(terms, count, True)
+    if found is None:
+        return []
+    right, other = found
+    return hit(
+        "GA201",
+        places[[one is other for one in terms].index(True)],
+        f"of the losses that each of the {count} micro-batches differentiates, one adds up to its "
+        f"mean, and this one is not divided: `{other.terms[0].name}` weighs "
+        f"{figure(other.weights[0])} in each and {figure(other.total)} in all, "
+        f"`{right.terms[0].name}` {figure(right.weights[0])} and {figure(right.total)}",
+        (places[[one is right for one in terms].index(True)], "the one that is divided"),
+        (line, f"one update for {count} micro-batches"),
+        severity="warning" if other.terms[0].factors else "",
+    )
 
 
 def _stepped_between(context: Context, window: Window) -> bool:
@@ -105,9 +127,9 @@ def _partly(context: Context, window: Window, right: Series, other: Series) -> l
         "GA201",
         composed or last,
         f"over the {count} micro-batches one term of the loss adds up to its mean, another is not "
-        f"divided: `{other.terms[0].name}` weighs {_figure(other.weights[0])} in each and "
-        f"{_figure(other.total)} in all, `{right.terms[0].name}` {_figure(right.weights[0])} and "
-        f"{_figure(right.total)}",
+        f"divided: `{other.terms[0].name}` weighs {figure(other.weights[0])} in each and "
+        f"{figure(other.total)} in all, `{right.terms[0].name}` {figure(right.weights[0])} and "
+        f"{figure(right.total)}",
         (last if composed else None, "the backward of this loss"),
         (window.line, f"one update for {count} micro-batches"),
         severity="warning" if other.terms[0].factors else "",
@@ -176,14 +198,10 @@ def _may_divide(one: Series, count: int) -> bool:
     return count in one.divisors | one.shares or bool(one.divisors)
 
 
-def _figure(value: float) -> str:
-    return f"{value:.3g}"
-
-
 def divided_twice(context: Context) -> Iterator[Hit]:
     """GA202."""
     for line, windows in context.lines():
-        for window, terms in _plain(context, windows):
+        for window, terms in context.plain(windows):
             count = len(window.fresh)
             if count < 2 or count != usual(windows):
                 continue
@@ -205,7 +223,7 @@ def divided_twice(context: Context) -> Iterator[Hit]:
                 )
                 context.wrong += [
                     (other, float(count), "")
-                    for other, _ in _plain(context, windows)
+                    for other, _ in context.plain(windows)
                     if len(other.fresh) == count
                 ]
                 break
@@ -234,7 +252,7 @@ def mean_of_means(context: Context) -> Iterator[Hit]:
                 "GA203",
                 lines[0][0] if lines and not gate(lines[0][0], place) else micros[-1],
                 f"micro-batches with {few:g} to {many:g} loss terms weigh the same "
-                f"({_figure(abs(one.weights[0]))}), so that a term of the smallest weighs "
+                f"({figure(abs(one.weights[0]))}), so that a term of the smallest weighs "
                 + (f"{many / few:.3g} times as much as one of the largest" if few else "nothing"),
                 (micros[-1] if lines else None, "the backward of this loss"),
                 (window.line, "the update of the window"),
@@ -283,183 +301,4 @@ def _spoils(event: Event) -> bool:
     return isinstance(norm, float) and math.isnan(norm)
 
 
-def wrong_length(context: Context) -> Iterator[Hit]:
-    """GA303, GA302, GA204: windows that are not as long as what their loss is divided by."""
-    for line, windows in context.lines():
-        if line in context.settled:
-            continue
-        told = [
-            (window, _means(terms))
-            for window, terms in _plain(context, windows)
-            if _one_line(context, window)
-        ]
-        if not told or not all(terms for _, terms in told):
-            continue
-        micro = context.story.micros(told[0][0])[-1]
-        lengths = [len(window.fresh) for window, _ in told]
-        hooked = all(inside(w.step, context.story) for w, _ in told if w.step is not None)
-        every = _divisor([terms for _, terms in told], lengths, line, place_of(micro), hooked)
-        if every is None or all(length == every for length in lengths):
-            continue
-        seen = _Lengths(line, lengths, every, micro, told[0][0])
-        found = _judge(context, windows, seen)
-        if found:
-            context.wrong += [
-                (window, every / len(window.fresh), one.path)
-                for window, terms in told
-                for one in terms
-                if every in one.divisors | one.shares
-            ]
-        yield from found
-
-
-def _divisor(
-    told: list[list[Series]],
-    lengths: list[int],
-    line: Place,
-    backward: Place | None,
-    hooked: bool,
-) -> int | None:
-    """The number of micro-batches that a window's loss is divided by; `None` if it is not known.
-
-    What divides a loss may be anything's number: heads, a temperature, a penalty's weight. It is
-    that of the micro-batches where most windows have as many, where the first has and the rest of
-    an epoch is added to the others, or where the source divides by what the step's test counts to.
-    A coefficient is believed only for the last reason. Where backward itself steps (`hooked`) there
-    are none of these, and a loss of one term is taken at its word.
-    """
-    divided = frozenset.intersection(*(_shared(terms, "divisors") for terms in told))
-    counts = Counter(lengths)
-    most = max(counts.values())
-    usual_ones = [n for n in divided if counts[n] == most]
-    if not usual_ones and lengths[0] in divided and min(lengths) == lengths[0]:
-        usual_ones = [lengths[0]]
-    if not usual_ones and hooked and all(len(terms) == 1 for terms in told):
-        usual_ones = list(divided)
-    if len(usual_ones) == 1:
-        return usual_ones[0]
-    scaled = frozenset.intersection(*(_shared(terms, "shares") for terms in told))
-    proven = [n for n in divided if gate_divides(line, backward, n)]
-    proven += [n for n in scaled - divided if gate_divides(line, backward, None)]
-    return proven[0] if len(proven) == 1 else None
-
-
-def _shared(terms: list[Series], how: str) -> frozenset[int]:
-    """Numbers for all terms of a loss; else those of a term beside which others are not divided."""
-    each: list[frozenset[int]] = [getattr(one, how) for one in terms]
-    return frozenset.intersection(*each) or (
-        frozenset().union(*each) if how == "divisors" else frozenset()
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Lengths:
-    """Windows of one update line beside the number that their loss is divided by."""
-
-    line: Place
-    sizes: list[int]
-    every: int
-    micro: Event
-    first: Window
-
-    @property
-    def shown(self) -> str:
-        """The sizes, as far as they are worth reading."""
-        return ", ".join(map(str, self.sizes[:8])) + (", ..." if len(self.sizes) > 8 else "")
-
-    def hit(self, code: str, rest: str) -> list[Hit]:
-        """A finding at the condition that decides when to update, or at the update."""
-        message = (
-            f"updates hold {self.shown} micro-batches while the loss is divided by "
-            f"{self.every}{rest}"
-        )
-        condition = None if code == "GA102" else gate(self.line, place_of(self.micro))
-        return hit(
-            code,
-            condition or self.line,
-            message,
-            (self.micro, f"the loss is divided by {self.every}"),
-            (self.line if condition else None, "the step"),
-        )
-
-    def short(self, context: Context, sizes: list[int]) -> list[Hit]:
-        """Tails that were divided by more than they hold: seen to happen, so more than advice."""
-        every, kinds = self.every, sorted(set(sizes))
-        parts = ", ".join(f"{size}/{every}" for size in kinds)
-        ones = "short one is" if len(sizes) == 1 else "short ones are"
-        evidence = []
-        for size in kinds[:3]:
-            found = [w for w in context.story.windows if w.line == self.line]
-            micros = [context.story.micros(w) for w in found if len(w.fresh) == size]
-            what = (
-                f"each micro-batch of an update of {size} weighs {_figure(1 / every)} and should "
-                f"weigh {'1' if size == 1 else f'1/{size}'}: it is {size}/{every} of the mean"
-            )
-            evidence.append((micros[0][-1] if micros and micros[0] else self.micro, what))
-        return hit(
-            "GA204",
-            self.line,
-            f"updates hold {self.shown} micro-batches while the loss is divided by {every}: the "
-            f"{ones} {parts} of the mean ({plural(len(sizes), 'update')})",
-            *evidence,
-            severity="warning",
-        )
-
-
-def _judge(context: Context, windows: list[Window], seen: _Lengths) -> list[Hit]:
-    sizes, every = seen.sizes, seen.every
-    full, longest = sizes.count(every), max(sizes)
-    short = [size for size in sizes if size < every]
-    if any(window.step is not None and inside(window.step, context.story) for window in windows):
-        return seen.hit(
-            "GA102", ": the optimizer steps inside every backward, so nothing accumulates"
-        )
-    if longest > every and full:
-        context.settled.add(seen.line)
-        return seen.hit(
-            "GA302",
-            ": what an epoch leaves over is added to the next epoch's first window, which is "
-            f"{longest / every:.3g} times the mean",
-        )
-    if short and full and sizes[0] < every and full + sizes.count(sizes[0]) >= len(sizes):
-        context.settled.add(seen.line)
-        return seen.hit("GA303", f": the first is {sizes[0]}/{every} of the mean")
-    if short and full and longest == every:
-        return seen.short(context, short)
-    if short and len(sizes) > 1 and context.gated(seen.first, seen.line):
-        context.settled.add(seen.line)
-        return seen.hit("GA303", "")
-    if len(sizes) == 1 and sizes[0] >= 2 and short:
-        return seen.short(context, sizes)
-    return []
-
-
-def _means(terms: list[Series]) -> list[Series]:
-    """Terms whose weight is that of a mean; a sum's own divisor may be anything's number."""
-    kinds = ("mean", "none")
-    found = [one for one in terms if one.terms[0].reduction in kinds or one.terms[0].masked]
-    return [one for one in found if one.known and any(one.weights)]
-
-
-def irregular(context: Context) -> Iterator[Hit]:
-    """GA303: a test by remainder whose divisor moves."""
-    for line, windows in context.lines():
-        if line in context.settled or len(windows) < 4:
-            continue
-        if not all(window.whole and _one_line(context, window) for window in windows):
-            continue
-        lengths = [len(window.fresh) for window in windows]
-        inner = set(lengths[1:])
-        if len(inner) < 3 or not context.gated(windows[0], line) or not gate_counts(line):
-            continue
-        shown = ", ".join(map(str, lengths[:8]))
-        yield from hit(
-            "GA303",
-            context.gate(windows[-1]) or line,
-            f"updates hold {shown} micro-batches: the test for the step is by remainder, and what "
-            "it divides by changes from one to the next",
-            (line, "the step"),
-        )
-
-
-RULES = (divided_twice, not_divided, mean_of_means, undefined_mean, wrong_length, irregular)
+RULES = (divided_twice, not_divided, mean_of_means, undefined_mean)

@@ -82,9 +82,25 @@ def planned_for_another_length(context: Context) -> Iterator[Hit]:
                 (steps[total], "this step is refused"),
             )
             return
+        if made.get("kind") == "CosineAnnealingLR" and total:
+            yield from _rising_again(context, made, steps, total)
         if steps and context.trace.complete and not context.trace.error:
             found = list(_still_warming_up(context, made, steps))
             yield from found or _in_microbatches(context, made, steps)
+
+
+def _rising_again(context: Context, made: Event, steps: list[Event], total: int) -> list[Hit]:
+    """A cosine that has come to its end and goes on, back up and down again."""
+    count = max(_made(context, steps), len(steps))
+    if count < 2 * total or len(steps) <= total:
+        return []
+    return hit(
+        "GA312",
+        made,
+        f"the schedule is at its end after {plural(total, 'step')}, and the loop makes {count:,}: "
+        f"from there on the rate rises again, {count / total:.3g} half waves in all",
+        (steps[0], "it steps here, perhaps for each batch where epochs were counted"),
+    )
 
 
 def _made(context: Context, steps: list[Event]) -> int:

@@ -35,7 +35,25 @@ def steps_on_nothing(context: Context) -> Iterator[Hit]:
             )
             context.faulty.add(number)
             continue
+        spent = [w for w in windows if _on_zeros(w)]
+        elsewhere = any(
+            w.optimizer == number and w.line != line and w.fresh for w in context.story.windows
+        )
+        if spent and elsewhere and 2 * len(spent) >= len(windows):
+            step = spent[0].step
+            yield from hit(
+                "GA301",
+                line,
+                f"the gradients are zeros here, since no backward has run since they were cleared, "
+                f"and the step changes {plural(len(step.get('changed')) if step else 0, 'tensor')} "
+                "all the same, by momentum or weight decay "
+                f"({plural(context.updates(spent), 'update')})",
+                (_previous(context, spent[0]), "the step that used the last gradients"),
+            )
+            continue
         idle = [w for w in windows if _idle(context, w)]
+        if elsewhere and not any(w.step and w.step.get("changed") for w in idle):
+            continue  # for what may be left over, with nothing left: it does nothing
         if not idle or 2 * len(idle) < len(windows) or context.trace.totals.get("schedule"):
             continue
         if context.trace.totals.get("backward", 0) == 0 and context.trace.totals.get("grad", 0):
@@ -59,6 +77,14 @@ def _idle(context: Context, window: Window) -> bool:
         return False
     owned = next((o.params for o in context.trace.optimizers if o.index == window.optimizer), ())
     return bool(owned) and set(step.get("idle", ())) >= set(owned) and not step.get("closure")
+
+
+def _on_zeros(window: Window) -> bool:
+    """Whether a step found gradients that no backward had brought, and changed something."""
+    step = window.step
+    if step is None or window.used or window.of("write", "grad") or step.get("closure"):
+        return False
+    return bool(set(step.get("changed", ())) - set(step.get("idle", ())))
 
 
 def _changed(context: Context, window: Window) -> bool:
@@ -159,6 +185,10 @@ def changed_in_mid_window(context: Context) -> Iterator[Hit]:
                     if not inside(event, context.story):
                         bad.append((window, event, after[0]))
                         break
+        tried = [one for one in bad if _put_back(context, *one)]
+        if tried and len(tried) == len(bad):
+            yield from _tried(context, tried)
+            continue
         if bad and 2 * len(bad) >= len([w for w in windows if len(w.fresh) >= 2]):
             window, event, after_it = bad[0]
             place = place_of(event)
@@ -179,6 +209,35 @@ def changed_in_mid_window(context: Context) -> Iterator[Hit]:
                 (window.line, "the step that uses them all"),
             )
     yield from _stepped_before_backward(context)
+
+
+def _put_back(context: Context, window: Window, moved: Event, after: Event) -> bool:
+    """Whether parameters were moved for one backward only, as by a sharpness-aware step."""
+    last = context.story.micros(window)[-1]
+    params = set(moved.get("params", ()))
+    return place_of(context.story.micros(window)[0]) != place_of(after) and any(
+        event.get("target") == "param"
+        and event.n > last.n
+        and place_of(event) != place_of(moved)
+        and set(event.get("params", ())) & params
+        for event in window.of("write")
+    )
+
+
+def _tried(context: Context, found: list[tuple[Window, Event, Event]]) -> list[Hit]:
+    window, moved, after = found[0]
+    context.faulty.add(window.optimizer)
+    return hit(
+        "GA104",
+        after,
+        "this backward, at parameters that were moved for it alone, adds its gradient to the one "
+        "that they were moved by, which still stands: the step uses the sum of both "
+        f"({plural(context.updates([w for w, _, _ in found]), 'update')})",
+        (context.story.micros(window)[0], "the gradient that they were moved by"),
+        (moved, "moved here"),
+        (window.line, "the step that uses both"),
+        mend="Clear the gradients between the two: `zero_grad()` after the parameters were moved.",
+    )
 
 
 def _stepped_before_backward(context: Context) -> Iterator[Hit]:

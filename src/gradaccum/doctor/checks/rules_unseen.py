@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
+from gradaccum.doctor.checks.averages import averaged_in_loop
 from gradaccum.doctor.checks.certain import (
     adds_to_gradient,
     logged_by_updates,
@@ -223,6 +224,26 @@ def follows_each_time(context: Context) -> Iterator[Hit]:
             return
 
 
+def follows_by_its_source(context: Context) -> Iterator[Hit]:
+    """GA317: the same for an average in tensors that are no leaves, and which no run shows."""
+    for line, windows in context.lines():
+        for window in windows:
+            micros = context.story.micros(window)
+            if len(micros) < 2 or not context.gated(window, line) or not context.one_line(window):
+                continue
+            moved = averaged_in_loop(place_of(micros[-1]), line)
+            if moved is not None:
+                yield from hit(
+                    "GA317",
+                    moved,
+                    f"this moves an average of the weights once a micro-batch, {len(micros)} times "
+                    "an update, while the weights change once: it follows that much faster than "
+                    f"meant ({plural(context.updates(windows), 'update')})",
+                    (line, "the weights change only here"),
+                )
+                return
+
+
 def lost_in_rounding(context: Context) -> Iterator[Hit]:
     """GA803: steps that change no parameter, each change being less than half of a last bit."""
     narrow = {p.index for p in context.trace.params if p.dtype in ("bfloat16", "float16")}
@@ -275,6 +296,7 @@ def checkpointed_constant(context: Context) -> Iterator[Hit]:
 RULES = (
     checkpointed_constant,
     follows_each_time,
+    follows_by_its_source,
     lost_in_rounding,
     written_behind,
     added_to_none,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
 from gradaccum.doctor.checks.patterns import asks
-from gradaccum.doctor.checks.source import forwarded, gate, overwrites, same_loop
+from gradaccum.doctor.checks.source import forwarded, gate, overwrites, reads_gradient, same_loop
 from gradaccum.doctor.checks.story import END, Window, place_of, usual
 from gradaccum.doctor.trace.model import Event
 
@@ -40,6 +41,31 @@ def never_zeroed(context: Context) -> Iterator[Hit]:
             (old[-1] if old else None, "this backward's gradient was used before, and again here"),
         )
         context.faulty.add(number)
+
+
+def never_zeroed_by_hand(context: Context) -> Iterator[Hit]:
+    """GA101: an update by hand of gradients that nothing clears."""
+    zeroed = {p.index for p in context.trace.params if p.zeroed}
+    for line, windows in context.lines():
+        if windows[0].optimizer is not None or len(windows) < 3 or not reads_gradient(line):
+            continue
+        again = [window for window in windows if window.stale and window.fresh]
+        params = frozenset().union(*(window.params for window in windows))
+        if len(again) < len(windows) - 1 or any(context.handled(window) for window in windows):
+            continue
+        if params & zeroed:
+            continue
+        first = again[0]
+        old = [context.story.backwards[b] for b in first.stale if b in context.story.backwards]
+        yield from hit(
+            "GA101",
+            line,
+            "from its second time on, this update by hand uses gradients that an earlier one has "
+            "already used and nobody cleared: "
+            f"{plural(context.updates(again), 'update')}",
+            (old[-1] if old else None, "this backward's gradient was used before, and again here"),
+            mend="After the update, call `p.grad.zero_()`, or set `p.grad = None`.",
+        )
 
 
 def stepped_each_time(context: Context) -> Iterator[Hit]:
@@ -184,6 +210,8 @@ def overwritten(context: Context) -> Iterator[Hit]:
                 place_of(sets[0]), place_of(made[0])
             ):
                 continue
+            if not all(any(a.n < e.n < b.n for e in sets) for a, b in pairwise(made)):
+                continue  # what is set once, at the end, may have been added up elsewhere
             yield from hit(
                 "GA102",
                 sets[0],
@@ -413,6 +441,7 @@ RULES = (
     overwritten,
     stepped_each_time,
     never_zeroed,
+    never_zeroed_by_hand,
     stale_at_first,
     another_loss,
     poisoned,

@@ -21,6 +21,7 @@ __all__ = [
     "microbatches",
     "overwrites",
     "parents",
+    "reads_gradient",
     "same_loop",
     "statement",
     "tree_of",
@@ -29,6 +30,8 @@ __all__ = [
 _MOST = 2_000_000
 _DRAWS = ("get_batch", "next_batch", "sample_batch", "load_batch", "fetch", "next_data")
 """What functions that draw a batch are called."""
+_SAID = ("micro", "accum")
+"""What is in the names of loops over micro-batches: `for micro in range(accumulation_steps)`."""
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 
 
@@ -260,8 +263,18 @@ def forwarded(inner: Place | None, backward: Place | None) -> Place | None:
 
 
 def microbatches(backward: Place | None) -> bool:
-    """Whether the loop around a backward takes its data with `next`, or from what draws batches."""
+    """Whether the loop around a backward says that it takes micro-batches.
+
+    By the names in its head, or by taking its data with `next` or from what draws batches.
+    """
     loop = loop_of(backward)
+    if isinstance(loop, ast.For) and any(
+        word in str(getattr(node, "attr", getattr(node, "id", ""))).lower()
+        for head in (loop.target, loop.iter)
+        for node in ast.walk(head)
+        for word in _SAID
+    ):
+        return True
     for node in ast.walk(loop) if loop is not None else ():
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "next":
             return True
@@ -271,6 +284,15 @@ def microbatches(backward: Place | None) -> bool:
             if any(word in name for word in _DRAWS):
                 return True
     return False
+
+
+def reads_gradient(place: Place | None) -> bool:
+    """Whether a `.grad` is read by the statement at a line."""
+    node = statement(place)
+    return node is not None and any(
+        isinstance(one, ast.Attribute) and one.attr == "grad" and isinstance(one.ctx, ast.Load)
+        for one in ast.walk(node)
+    )
 
 
 def overwrites(place: Place | None) -> bool:

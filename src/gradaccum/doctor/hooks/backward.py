@@ -12,6 +12,7 @@ from typing import Any
 from gradaccum.doctor.hooks.behind import Behind
 from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.hooks.guard import guarded, guarded_after
+from gradaccum.doctor.hooks.older import Older
 from gradaccum.doctor.saved import tells
 from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
@@ -47,6 +48,7 @@ class _Watch:
     def __init__(self, recorder: Recorder, deep: Deep, behind: Behind) -> None:
         self.recorder = recorder
         self.behind = behind
+        self.older = Older(recorder)
         self.packed = False
         """Whether saved tensors may run the script's code, where they do not tell themselves."""
         self.deep = deep
@@ -81,6 +83,8 @@ class _Watch:
         if not more.get("accumulate_grad", True):
             if recorder.torch._C._len_torch_dispatch_stack():
                 return None  # a compiler traces
+            if recorder.torch._C._current_graph_task_id() == -1:
+                recorder.settle(place)  # what was written since the last one is told before this
             recorder.event("grad", place, recorder.now(), create=bool(rest[2]))
             return None
         nested = recorder.torch._C._current_graph_task_id() != -1
@@ -180,6 +184,10 @@ class _Watch:
                 recorder.leaves.find(outputs)
                 if len(recorder.leaves.all) != known or not recorder.named:
                     self._name(frame)
+            if note.get("retain"):
+                old = self.older.leaves(outputs, note["place"][0])
+                if old:
+                    note["old"] = old
             if not self.deep.possible():
                 return
             if self.packed:

@@ -71,6 +71,23 @@ class _Watch:
         )
         return None
 
+    def before_average(self, _: Any, frame: FrameType) -> Any:
+        """An `AveragedModel` is about to write its parameters, by functions that do not tell."""
+        self.recorder.mark("param", frame, "update_parameters")
+        return None
+
+    def make_parallel(self, module: Any, frame: FrameType) -> Any:
+        """A DDP module is being made."""
+        return module, self.recorder.find(frame), self.recorder.now()
+
+    def made_parallel(self, note: Any) -> None:
+        """It is made: whose gradients it will exchange."""
+        module, place, begun = note
+        recorder = self.recorder
+        leaves = [recorder.leaves.track(p) for p in module.parameters() if p.requires_grad]
+        indexes = recorder.indexes([leaf for leaf in leaves if leaf is not None])
+        recorder.event("parallel", place, begun, params=indexes)
+
     def before_call(self, module: Any, frame: FrameType) -> Any:
         """A module is called: outermost calls are noted."""
         if self.running or self.recorder.torch._C._current_graph_task_id() != -1:
@@ -103,8 +120,15 @@ def install(recorder: Recorder, patches: Patches) -> None:
     ):
         patches.graft(module[name], guarded(recorder, before), guarded_after(recorder, after))
     parallel = vars(torch.nn.parallel.DistributedDataParallel)
+    making, made = (
+        guarded(recorder, watch.make_parallel),
+        guarded_after(recorder, watch.made_parallel),
+    )
+    patches.graft(parallel["__init__"], making, made)
     patches.graft(parallel["forward"], guarded(recorder, watch.before_parallel))
     patches.graft(parallel["no_sync"], guarded(recorder, watch.before_no_sync))
+    averaged = vars(torch.optim.swa_utils.AveragedModel)
+    patches.graft(averaged["update_parameters"], guarded(recorder, watch.before_average))
     swap = patches.graft(
         module["__call__"],
         guarded(recorder, watch.before_call),

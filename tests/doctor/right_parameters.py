@@ -1,7 +1,11 @@
-"""Right loops that were written after the rules; they start from the head of `pairs_of_loops`."""
+"""Right loops: parameters that come, go, follow others or are written; and what is kept."""
 
-RIGHT = {
-    "folds": """
+from loops import TRAINED
+
+HEAD = TRAINED
+
+LOOPS = {
+    "folds, one optimizer each": """
 for fold in range(3):
     net = nn.Linear(3, 2)
     adam = torch.optim.Adam(net.parameters())
