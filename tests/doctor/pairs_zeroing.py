@@ -182,4 +182,31 @@ for x, y in data:
         w.grad = None  #good
 """,
     ),
+    "a helper that forgets the gradients before each micro-batch": (
+        "GA102",
+        """
+def forget():
+    for p in model.parameters():
+        p.grad = None  #!
+for i, (x, y) in enumerate(data):
+    if i % 2 == 0:  #good
+    if i >= 0:  #bad
+        forget()
+    (F.cross_entropy(model(x), y) / 2).backward()
+    if (i + 1) % 2 == 0:
+        optimizer.step()
+""",
+    ),
+    "gradients forgotten one by one before each micro-batch": (
+        "GA102",
+        """
+for i, (x, y) in enumerate(data):
+    for p in model.parameters():
+        p.grad = None  #bad!
+        p.grad = p.grad if i % 2 else None  #good
+    (F.cross_entropy(model(x), y) / 2).backward()
+    if (i + 1) % 2 == 0:
+        optimizer.step()
+""",
+    ),
 }

@@ -21,6 +21,7 @@ from gradaccum.records.diagnosis import (
     TermSeen,
     WindowSeen,
 )
+from gradaccum.report.rows import rows
 
 __all__ = ["diagnose", "ended", "together"]
 
@@ -255,11 +256,11 @@ def _excerpt(path: str, wanted: set[int]) -> dict[int, str]:
     if not path or path.startswith("<"):
         return {}
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+        text = rows(Path(path).read_bytes())
     except OSError:
         return {}
     near = {n for line in wanted for n in range(line - _AROUND, line + _AROUND + 1)}
-    return {n: text[n - 1][:400] for n in sorted(near) if 1 <= n <= len(text)}
+    return {n: text[n - 1].rstrip("\r\n")[:400] for n in sorted(near) if 1 <= n <= len(text)}
 
 
 def together(diagnoses: Sequence[Diagnosis]) -> Diagnosis:

@@ -9,7 +9,14 @@ from itertools import pairwise
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
 from gradaccum.doctor.checks.patterns import asks
-from gradaccum.doctor.checks.source import forwarded, gate, overwrites, reads_gradient, same_loop
+from gradaccum.doctor.checks.source import (
+    forwarded,
+    gate,
+    in_loop_of,
+    overwrites,
+    reads_gradient,
+    same_loop,
+)
 from gradaccum.doctor.checks.story import END, Window, place_of, usual
 from gradaccum.doctor.trace.model import Event
 
@@ -137,7 +144,7 @@ def nothing_accumulates(context: Context) -> Iterator[Hit]:
         wiped = sum(len(numbers) for _, numbers in _wipes(context, bad[0]))
         if (
             len(bad) * 3 >= len(windows) * 2
-            and same_loop(place_of(event), place_of(last)) is not False
+            and in_loop_of(place_of(event), place_of(last)) is not False
         ):
             of = wiped + len(bad[0].fresh)
             called = forwarded(place_of(event), place_of(last))
@@ -159,7 +166,8 @@ def nothing_accumulates(context: Context) -> Iterator[Hit]:
                 "GA302",
                 context.gate(bad[0]) or line,
                 f"{plural(len(lost), 'micro-batch').replace('batchs', 'batches')} of the "
-                "last, short window are computed and then thrown away",
+                f"last, short window {'is' if len(lost) == 1 else 'are'} computed and then thrown "
+                "away",
                 (event, "their gradients are cleared here"),
                 (line, "the step of a full window"),
             )

@@ -17,6 +17,7 @@ __all__ = [
     "gate_counts",
     "gate_divides",
     "gated",
+    "in_loop_of",
     "loop_of",
     "microbatches",
     "overwrites",
@@ -105,6 +106,18 @@ def same_loop(first: Place | None, second: Place | None) -> bool | None:
     if one is None or other is None:
         return None
     return one is other
+
+
+def in_loop_of(first: Place | None, second: Place | None) -> bool | None:
+    """Whether a line is in the innermost loop around another, or in a loop within it.
+
+    `None` where the source does not tell, as of lines of two functions.
+    """
+    if first is None or second is None or first.function != second.function:
+        return None
+    if same_loop(first, second) is None:
+        return None
+    return loop_of(second) in above_of(first)
 
 
 def gated(step: Place | None, backward: Place | None) -> bool | None:

@@ -114,8 +114,10 @@ def _updates(count: int, windows: list[Window]) -> str:
 def _weights(context: Context, windows: list[Window]) -> str:
     """The weight of each term of the loss, over all windows that were looked at."""
     seen: dict[str, list[Series]] = {}
+    if all(len(window.fresh) < 2 for window in windows):
+        return ""
     for window in windows:
-        if len(window.fresh) < 2 or context.handled(window):
+        if not window.fresh or context.handled(window):
             continue
         for one in context.series(window):
             if not one.known or not any(one.weights):
@@ -136,6 +138,8 @@ def _range(all_of: list[Series]) -> str:
     low, high = f"{min(weights):.3g}", f"{max(weights):.3g}"
     said = low if low == high else f"{low} to {high}"
     term = all_of[0].terms[0]
+    if low != high:
+        return said
     if term.reduction == "sum" and term.each and term.count and term.count <= _FEW:
         value = abs(term.each / all_of[0].scales[0])
         said += f" (a sum of {term.count:g}, {value:.3g} each)"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gradaccum.doctor.checks.story import Story, Window
+from gradaccum.doctor.checks.story import Story, Window, usual
 from gradaccum.doctor.reading import Term
 from gradaccum.doctor.trace.model import Event
 from gradaccum.records.diagnosis import TermSeen
@@ -141,7 +141,7 @@ def chart(
         wrong: windows, what weights should have been multiplied by, and of which term (its path).
     """
     mistaken: dict[int, list[tuple[float, str]]] = {}
-    for window, times, path in wrong:
+    for window, times, path in [*wrong, *_left_over(story, factor)]:
         mistaken.setdefault(id(window), []).append((times, path))
     found: dict[int, tuple[TermSeen, ...]] = {}
     for window in [*story.windows, *story.open]:
@@ -156,6 +156,25 @@ def chart(
                 for term in reading.terms
             )
     return found
+
+
+def _left_over(story: Story, factor: dict[int, float]) -> list[tuple[Window, float, str]]:
+    """Short windows that no step used: each ought to have been an update, as large as the others."""
+    length = usual(story.windows)
+    full = {
+        one.path: one.total
+        for window in story.windows
+        if len(window.fresh) == length and window.whole
+        for one in series(story, window, factor)
+        if one.known
+    }
+    return [
+        (window, full[one.path] / one.total, one.path)
+        for window in story.open
+        if len(window.fresh) < length and window.whole
+        for one in series(story, window, factor)
+        if one.known and one.total and one.path in full
+    ]
 
 
 def _seen(term: Term, scale: float, expected: float | None, touched: Event | None) -> TermSeen:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import glob
-import io
 import json
 import os
-import tokenize
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradaccum.errors import InputError
 from gradaccum.lint.files.notebooks import code_of
+from gradaccum.report.rows import rows
 
-__all__ = ["Cell", "Source", "collect", "piped", "read", "rows"]
+__all__ = ["Cell", "Source", "collect", "piped", "read"]
 
 SKIP = frozenset({"__pycache__", "node_modules", "venv", "env", "site-packages", "build", "dist"})
 """Folders that a walk through a folder leaves out; naming one lints it."""
@@ -54,22 +53,6 @@ class Source:
         if not self.lines:
             self.lines = [row.rstrip("\r\n") for row in rows(self.data)] or [""]
         return self.lines[line - 1] if 0 < line <= len(self.lines) else ""
-
-
-def rows(data: bytes) -> list[str]:
-    """The lines of a file as Python counts them, with their endings.
-
-    `str.splitlines` also ends a line at a form feed, at U+2028 and at others.
-    """
-    return io.StringIO(_decode(data), newline="").readlines()
-
-
-def _decode(data: bytes) -> str:
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return data.decode(encoding, "replace")
-    except (SyntaxError, LookupError):
-        return data.decode("utf-8", "replace")
 
 
 def collect(

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from gradaccum.lint.engine import Result, lint, lint_source
 from gradaccum.lint.files.program import Program
-from gradaccum.lint.files.sources import Source, rows
+from gradaccum.lint.files.sources import Source
 from gradaccum.lint.mends.apply import mend
 from gradaccum.lint.settings import Settings
 from gradaccum.records import Finding
+from gradaccum.report.rows import rows
 
 __all__ = ["Mended", "difference", "mended"]
 
