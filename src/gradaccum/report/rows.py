@@ -9,13 +9,13 @@ __all__ = ["rows"]
 
 
 def rows(data: bytes) -> list[str]:
-    """The lines with their endings, in the encoding that the file declares.
+    r"""The lines with their endings, in the encoding that the file declares.
 
     `str.splitlines` would also end a line at a form feed, at U+2028 and at others.
 
     Examples:
-        >>> rows(b"# coding: latin-1\\nx = 1  # caf\\xe9 \\x0c\\n")
-        ['# coding: latin-1\\n', 'x = 1  # café \\x0c\\n']
+        >>> rows(b"# coding: latin-1\nx = 1  # caf\xe9 \x0c\n")
+        ['# coding: latin-1\n', 'x = 1  # café \x0c\n']
     """
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)

@@ -43,10 +43,10 @@ def counted_again(context: Context) -> Iterator[Hit]:
                     again[term.serial] = again.get(term.serial, 1) + 1
                     last = event
                 seen.setdefault(term.serial, event)
-                before = weights.get(term.serial, 0.0)
-                known = before is not None and term.weight is not None
+                before, weight = weights.get(term.serial, 0.0), term.weight
                 scale = context.factor.get(event.get("b", -1), 1.0)
-                weights[term.serial] = before + term.weight / scale if known else None
+                lost = before is None or weight is None
+                weights[term.serial] = None if lost else before + weight / scale
         if again and last is not None:
             first = seen[next(iter(again))]
             summed = [figure(one) for one in weights.values() if one is not None]

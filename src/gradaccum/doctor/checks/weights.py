@@ -159,7 +159,7 @@ def chart(
 
 
 def _left_over(story: Story, factor: dict[int, float]) -> list[tuple[Window, float, str]]:
-    """Short windows that no step used: each ought to have been an update, as large as the others."""
+    """Short windows that no step used: each ought to have been an update like the others."""
     length = usual(story.windows)
     full = {
         one.path: one.total
