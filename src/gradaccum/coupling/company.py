@@ -134,7 +134,7 @@ def _losses(exam: Examination, held: Conditions, company: _Company) -> str:
 def _share(exam: Examination, held: Conditions, indices: Sequence[int]) -> _Share:
     terms = [term[0] for term in exam.runner.run([(list(indices), None)], held).values()]
     gradients = torch.stack([term.gradient for term in terms])
-    counts = torch.tensor([term.count for term in terms], dtype=torch.float64)
+    counts = torch.tensor([term.count for term in terms], dtype=torch.float64, device="cpu")
     return _Share(
         sum(term.loss for term in terms),
         sum(term.loss * term.count for term in terms),

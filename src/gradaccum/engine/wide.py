@@ -214,7 +214,9 @@ class _Rooms:
                 # Only the CPU's kernels make a wide copy of the whole gradient first.
                 wide[total.dtype] = max(min(size, CHUNK), wide.get(total.dtype, 0))
         self._packed = {device: Room(size, device) for device, size in packed.items()}
-        self._wide = {dtype: torch.empty(size, dtype=dtype) for dtype, size in wide.items()}
+        self._wide = {
+            dtype: torch.empty(size, dtype=dtype, device="cpu") for dtype, size in wide.items()
+        }
 
     def add(self) -> None:
         for total, grad in self._dense:

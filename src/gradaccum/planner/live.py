@@ -7,8 +7,10 @@ charged for: oneDNN's convolutions copy their operands into a layout of their ow
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["LiveBytes", "storages"]
+__all__ = ["LiveBytes", "eagerly", "storages"]
 
 _REORDERING = {
     "aten::convolution",
@@ -26,6 +28,18 @@ _REORDERING = {
     "aten::convolution_overrideable",
     "aten::convolution_backward_overrideable",
 }
+
+
+def eagerly() -> AbstractContextManager[object]:
+    """Within it, what `torch.compile` compiled runs as it was written.
+
+    A mode that looks at operators keeps it from compiling anyhow, which `fullgraph=True` takes for
+    an error.
+    """
+    # Where nothing was compiled, torch's compiler is not even loaded.
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 class LiveBytes(TorchDispatchMode):

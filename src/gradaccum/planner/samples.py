@@ -135,6 +135,6 @@ class _Chosen:
         if is_array(values):
             return values[self.indices]
         if values.device not in self._on:
-            positions = torch.tensor(self.indices)
+            positions = torch.tensor(self.indices, device="cpu")
             self._on[values.device] = positions.to(values.device, non_blocking=True)
         return values.index_select(0, self._on[values.device])
