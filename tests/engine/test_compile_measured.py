@@ -76,7 +76,7 @@ def test_a_full_graph_is_not_taken_for_broken_while_it_is_measured(name: str, wh
     good = torch.arange(17) != 7
     if name == "memory":
         assert ga.fit(model, loss, (x, y), memory="1MiB").fits
-        assert len(calls) == 4  # timed as it will be trained: two sizes, twice each
+        assert 2 <= len(calls) <= 4  # timed as it will be trained: two sizes, quick ones twice
         calls.clear()
         found, true = stepped(model, loss, (x, y), memory="1MiB"), whole(x, y)
         micro_batches = 1

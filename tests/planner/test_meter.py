@@ -1,6 +1,5 @@
 """The counter of live bytes: exact where it can be, and beside what the process itself took."""
 
-import itertools
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from allocated import allocated
 from gradaccum.errors import InputError
 from gradaccum.planner.live import LiveBytes, storages
 from gradaccum.planner.meter import Allocator, AllocatorMeter, allocator_of, meter_for
@@ -113,8 +113,8 @@ def test_agrees_with_the_peak_of_the_process_itself(name):
     command = [sys.executable, str(SCRIPT), name]
     result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found = json.loads(result.stdout)
-    # What is mapped is what was asked for. The work space of oneDNN's LSTM is not seen, and torch 2.6
-    # maps more of it than it ever writes to.
+    # What is mapped is what was asked for. The work space of oneDNN's LSTM is not seen, and torch
+    # 2.6 maps more of it than it ever writes to.
     lstm = 0.6 if torch.__version__.startswith("2.6.") else 0.85
     least, most = {"cnn": (0.95, 1.05), "lstm": (lstm, 1.0)}.get(name, (0.98, 1.02))
     assert least <= found["counted"] / found["mapped"] <= most, found
@@ -133,17 +133,6 @@ CONVOLUTIONS = {
     "depthwise": lambda: [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3, groups=32)],
     "channels last": lambda: [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)],
 }
-
-
-def allocated(run):
-    """The peak by the events of torch's own allocator."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        run()
-    events = profile.profiler.kineto_results.events()
-    moves = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    return max(itertools.accumulate(nbytes for _, nbytes in moves))
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="the work space is oneDNN's")
