@@ -63,10 +63,9 @@ def gather(
     if not batches:
         raise _empty("no batches")
     trees = [flatten(batch) for batch in batches]
-    for tree in trees:
-        _refuse_hollow(tree)
     counts = [count_samples(tree) for tree in trees]
     check_alike(trees)
+    _refuse_hollow(trees[0])  # and the others are like it
     sizes = None if lengths is None else _lengths_of(batches, counts, lengths)
     padding, side = None, "left" if trim == "left" else "right"
     if sizes is not None and isinstance(trim, str):
