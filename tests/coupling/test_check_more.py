@@ -390,3 +390,24 @@ def test_the_assertion_has_the_report_for_its_message() -> None:
     assert "1" in text
     assert "Do this" in text
     assert ga.assert_splittable(mlp(), summed, labelled()).equal
+
+
+@pytest.mark.parametrize("samples", [24, 48])
+def test_a_coupling_too_weak_for_one_sample_to_show_is_seen_in_groups(samples: int) -> None:
+    """As of the penalty on the load of experts, in a model that runs in float32 only."""
+    model = nn.Linear(6, 5)
+    x, y = torch.randn(samples, 6), torch.randint(5, (samples,))
+
+    def loss_fn(weight: float) -> Any:
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
+            logits = model(batch[0])
+            load = logits.softmax(1).mean(0)
+            penalty = weight * (load * load.roll(1)).sum()
+            return F.cross_entropy(logits, batch[1]) + penalty, len(logits)
+
+        return loss
+
+    report = ga.check(model, loss_fn(0.01), (x, y), reduction="mean", dtype=None)
+    assert [cause.kind for cause in report.causes] == ["coupled"]
+    assert any("micro-batches of neighbours" in line for line in report.causes[0].evidence)
+    assert ga.check(model, loss_fn(0.0), (x, y), reduction="mean", dtype=None).equal

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradaccum as ga
+from gradaccum.engine.grads import outside
 from gradaccum.errors import InputError, LoopError, ShortageError
 from shortage import Countdown, FailingForward, failing_arrivals
 
@@ -227,7 +228,10 @@ def arrivals_fail(training: Training, bad: int, at: int) -> ShortageError:
 
 @pytest.mark.filterwarnings("ignore::gradaccum.errors.OpenWindowWarning")
 @pytest.mark.parametrize("kind", ["plain", "wide", "compensated, sparse", "zero"])
-def test_without_a_choice_it_begins_when_memory_has_run_out(kind: str) -> None:
+def test_without_a_choice_it_begins_when_memory_has_run_out(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outside, "_SMALL", 1)  # wide sums are added to by every gradient
     training = Training(kind, restore=None)
     error = arrivals_fail(training, 1, 3)
     assert "the window is broken" in str(error)
@@ -238,6 +242,21 @@ def test_without_a_choice_it_begins_when_memory_has_run_out(kind: str) -> None:
     assert "is as it was before" in str(arrivals_fail(training, 1, 3))
     assert training.acc.pending == 1
     assert training.acc.flush() is not None
+
+
+@pytest.mark.filterwarnings("ignore::gradaccum.errors.OpenWindowWarning")
+@pytest.mark.parametrize("restore", [None, False])
+def test_small_gradients_that_wait_for_one_another_are_taken_back(restore: bool | None) -> None:
+    """Wide sums have been added to by none of them yet."""
+    training = Training("wide", restore=restore)
+    assert "is as it was before" in str(arrivals_fail(training, 1, 3))
+    training.acc.flush()
+    whole = Training("wide", restore=restore)
+    for micro in whole.acc.microbatches(whole.data):
+        whole.backward(micro, whole.forward(micro))
+        break
+    whole.acc.flush()
+    assert all(map(torch.equal, training.net.parameters(), whole.net.parameters()))
 
 
 @pytest.mark.filterwarnings("ignore::gradaccum.errors.OpenWindowWarning")

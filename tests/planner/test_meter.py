@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from allocated import allocated
 from gradaccum.errors import InputError
 from gradaccum.planner.live import LiveBytes, storages
 from gradaccum.planner.meter import Allocator, AllocatorMeter, allocator_of, meter_for
@@ -112,10 +113,41 @@ def test_agrees_with_the_peak_of_the_process_itself(name):
     command = [sys.executable, str(SCRIPT), name]
     result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found = json.loads(result.stdout)
-    # What is mapped is what was asked for. A convolution is charged for copies of all its operands,
-    # and makes some of them; the work space of oneDNN's LSTM is not seen.
-    least, most = {"cnn": (0.95, 1.15), "lstm": (0.85, 1.0)}.get(name, (0.98, 1.02))
+    # What is mapped is what was asked for. The work space of oneDNN's LSTM is not seen, and torch
+    # 2.6 maps more of it than it ever writes to.
+    lstm = 0.6 if torch.__version__.startswith("2.6.") else 0.85
+    least, most = {"cnn": (0.95, 1.05), "lstm": (lstm, 1.0)}.get(name, (0.98, 1.02))
     assert least <= found["counted"] / found["mapped"] <= most, found
+
+
+CONVOLUTIONS = {
+    "residual": lambda: [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, padding=1)],
+    "channels that fill no block": lambda: [nn.Conv2d(3, 20, 3), nn.ReLU(), nn.Conv2d(20, 20, 3)],
+    "few channels at the end": lambda: [nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 4, 1)],
+    "up again": lambda: [
+        nn.Conv2d(3, 16, 3, 2),
+        nn.ConvTranspose2d(16, 8, 4, 2),
+        nn.Conv2d(8, 4, 1),
+    ],
+    "strided": lambda: [nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.Conv2d(32, 64, 3, 2)],
+    "depthwise": lambda: [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3, groups=32)],
+    "channels last": lambda: [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)],
+}
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="the work space is oneDNN's")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_take_the_copies_that_they_are_charged_for(name):
+    layout = torch.channels_last if name == "channels last" else torch.contiguous_format
+    model = nn.Sequential(*CONVOLUTIONS[name]()).to(memory_format=layout)
+    x = torch.randn(32, 3, 24, 24).to(memory_format=layout)  # of 16 or fewer it takes another way
+
+    def run():
+        model(x).square().sum().backward()
+
+    run()
+    run()  # with gradients to add to
+    assert 0.95 <= peak_of(run) / allocated(run) <= 1.1  # what is off is oneDNN's own scratch pads
 
 
 class Fake(Allocator):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gradaccum.coupling.examine import Examination
 from gradaccum.coupling.runs import Conditions
+from gradaccum.planner.split import even
 from gradaccum.records.report import Cause
 
 __all__ = ["coupled"]
@@ -49,6 +50,9 @@ def coupled(exam: Examination, held: Conditions, *, small: bool) -> list[Cause]:
         )
         mend = "normalise or attend within a sample; or do not split this batch"
         return [Cause("coupled", title, tuple(lines), mend, (module,), "GA702")]
+    if not losses and not small:
+        losses = _regrouped(exam, held)
+        lines += [losses] if losses else []
     if not losses:
         return []
     lines.append("no module's output for the sample moves, so it is the loss that couples")
@@ -131,10 +135,54 @@ def _losses(exam: Examination, held: Conditions, company: _Company) -> str:
     )
 
 
+def _regrouped(exam: Examination, held: Conditions) -> str:
+    """What all micro-batches add up to, where it depends on which samples are together.
+
+    A loss may couple samples too little for a single one to show it, as the penalty on the load of
+    experts does. Whole groups show all of it. As above, both ways of adding must differ.
+    """
+    samples = exam.runner.samples
+    n = len(samples)
+    parts = min(4, n // 2)
+    if parts < 2:
+        return ""
+    ways = even(n, parts), [range(start, n, parts) for start in range(parts)]
+    try:
+        shares = [[_share(exam, held, group) for group in way] for way in ways]
+    except Exception:  # noqa: BLE001 - as above
+        return ""
+    one, other = (_total(way) for way in shares)
+    sizes = [torch.stack([abs(g) for g in kind]).sum(0) for kind in _kinds(shares[0] + shares[1])]
+    far = min(
+        exam.ruler.distance(one.gradient, other.gradient, sizes[0])[0],
+        exam.ruler.distance(one.gradient_counted, other.gradient_counted, sizes[1])[0],
+    )
+    if not far > exam.bound:
+        return ""
+    return (
+        f"{parts} micro-batches of neighbours, and of every {parts}th sample, add up to gradients "
+        f"{far:.1e} apart"
+    )
+
+
+def _total(shares: Sequence[_Share]) -> _Share:
+    gradient, counted = (torch.stack(kind).sum(0) for kind in _kinds(shares))
+    return _Share(
+        sum(share.loss for share in shares),
+        sum(share.counted for share in shares),
+        gradient,
+        counted,
+    )
+
+
+def _kinds(shares: Sequence[_Share]) -> tuple[list[Tensor], list[Tensor]]:
+    return [share.gradient for share in shares], [share.gradient_counted for share in shares]
+
+
 def _share(exam: Examination, held: Conditions, indices: Sequence[int]) -> _Share:
     terms = [term[0] for term in exam.runner.run([(list(indices), None)], held).values()]
     gradients = torch.stack([term.gradient for term in terms])
-    counts = torch.tensor([term.count for term in terms], dtype=torch.float64)
+    counts = torch.tensor([term.count for term in terms], dtype=torch.float64, device="cpu")
     return _Share(
         sum(term.loss for term in terms),
         sum(term.loss * term.count for term in terms),

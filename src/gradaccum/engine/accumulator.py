@@ -16,6 +16,7 @@ from gradaccum.engine.core import Core
 from gradaccum.engine.grads import Gradients
 from gradaccum.engine.grouping import Grouping, Work
 from gradaccum.engine.loop import Loop, Microbatch
+from gradaccum.engine.memory.refused import refuse_hollow
 from gradaccum.engine.policies.batchnorm import BatchNormChoice, Normalisation
 from gradaccum.engine.policies.dropout import read_dropout
 from gradaccum.engine.precision import Scaling
@@ -134,6 +135,9 @@ class Accumulator:
     ) -> None:
         refuse_ranks(model)
         optimizers = read_optimizers(optimizer, model)
+        refuse_hollow(
+            model, (p for one in optimizers for g in one.param_groups for p in g["params"])
+        )
         if not callable(every):
             read_every(every, 0)
         _refuse_choice("on_stale", on_stale, ("raise", "zero"))

@@ -28,6 +28,9 @@ __all__ = ["Group", "Grouping", "Work"]
 _FARTHER = 2
 """How many times longer than what was measured a sample may be before it is measured again."""
 
+_LARGER = 1.02
+"""The same where no lengths are known, by which what was measured could be carried on."""
+
 
 class Group(NamedTuple):
     """Samples of one micro-batch."""
@@ -107,8 +110,9 @@ class Grouping:
             self._limits[size] = read_limit(size, meter, owned(self._model, self._optimizers))
         limit, lengths = self._limits[size], work.samples.lengths
         key = None if lengths is not None else bucket_of(work.samples.elements)
-        longest = max(lengths) if lengths is not None else 1
-        if key not in self._measured or longest > _FARTHER * self._measured[key][1]:
+        longest = max(lengths) if lengths is not None else work.samples.largest
+        farther = _FARTHER if lengths is not None else _LARGER
+        if key not in self._measured or longest > farther * self._measured[key][1]:
             try:
                 found = probe(
                     self._model,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Packed", "Room", "flat", "pack", "unpack"]
+__all__ = ["Packed", "Room", "add_together_", "flat", "pack", "pack_narrow", "unpack"]
 
 
 class Packed(NamedTuple):
@@ -30,10 +30,32 @@ class Packed(NamedTuple):
         """Add a gradient of the same shape and strides in place, working in `room`."""
         parts = (flat(part).split(room.size) for part in (*self, grad))
         for total, rest, more in zip(*parts, strict=True):
-            bits, values, other = room.of(len(total))
-            _join(total, rest, bits, values, other)
-            values.add_(other.view(torch.float32).copy_(more))
-            _split(bits, values, other, total, rest)
+            add_together_([total], [rest], [more], room)
+
+
+def add_together_(sums: list[Tensor], rests: list[Tensor], grads: list[Tensor], room: Room) -> None:
+    """Add gradients to packed sums in place, by as many operators as a single one takes.
+
+    Args:
+        sums: the first parts, flat.
+        rests: the second parts, flat.
+        grads: flat; no more elements in all than the room has.
+        room: is worked in.
+    """
+    sizes = [len(grad) for grad in grads]
+    bits, values, other = room.of(sum(sizes))
+    pieces = other.split(sizes)
+    torch._foreach_copy_(values.split(sizes), sums)
+    torch._foreach_copy_(pieces, rests)
+    bits.add_(other, alpha=1 << 8)
+    wide = other.view(torch.float32)
+    torch._foreach_copy_(wide.split(sizes), grads)
+    values.add_(wide)
+    _round(bits, values, other)
+    torch.bitwise_right_shift(bits, 16, out=other)
+    torch._foreach_copy_([total.view(torch.int16) for total in sums], pieces)
+    torch.bitwise_right_shift(bits, 8, out=other)
+    torch._foreach_copy_(rests, pieces)
 
 
 class Room:
@@ -46,7 +68,7 @@ class Room:
 
     def __init__(self, size: int, device: torch.device) -> None:
         # On the CPU what a cache holds; a device with queues wants few and large operations.
-        most = 1 << 18 if device.type == "cpu" else 1 << 24
+        most = 1 << 16 if device.type == "cpu" else 1 << 24
         self.size = max(1, min(size, most))
         self._bits, self._other = torch.empty((2, self.size), dtype=torch.int32, device=device)
 
@@ -72,6 +94,14 @@ def pack(values: Tensor) -> Packed:
     return packed
 
 
+def pack_narrow(values: Tensor) -> Packed:
+    """A bfloat16 tensor as a sum: the tensor itself, where it is dense, and nothing to add."""
+    rest = torch.zeros_like(values, dtype=torch.uint8)
+    if rest.stride() != values.stride():
+        values = torch.empty_like(rest, dtype=torch.bfloat16).copy_(values)
+    return Packed(values, rest)
+
+
 def unpack(packed: Packed) -> Tensor:
     """The sums as float32, exactly."""
     values = torch.empty_like(packed.sum, dtype=torch.float32)
@@ -95,10 +125,14 @@ def _join(total: Tensor, rest: Tensor, bits: Tensor, values: Tensor, other: Tens
 
 
 def _split(bits: Tensor, values: Tensor, other: Tensor, total: Tensor, rest: Tensor) -> None:
+    _round(bits, values, other)
+    total.view(torch.int16).copy_(torch.bitwise_right_shift(bits, 16, out=other))
+    rest.copy_(torch.bitwise_right_shift(bits, 8, out=other))
+
+
+def _round(bits: Tensor, values: Tensor, other: Tensor) -> None:
     # The bits of floats, read as integers, count in units of the last place; rounding them would
     # carry some NaN over into a zero, while an infinity stays one.
     torch.nan_to_num(values, nan=math.inf, posinf=math.inf, neginf=-math.inf, out=values)
     torch.bitwise_right_shift(bits, 8, out=other)
     bits.add_(other.bitwise_and_(1).add_(0x7F))
-    total.view(torch.int16).copy_(torch.bitwise_right_shift(bits, 16, out=other))
-    rest.copy_(torch.bitwise_right_shift(bits, 8, out=other))

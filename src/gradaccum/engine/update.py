@@ -109,7 +109,7 @@ class Updater:
         lr = self._optimizers[0].param_groups[0].get("lr", math.nan)
         return Update(
             index=index,
-            loss=torch.full((), math.nan, dtype=torch.float64),
+            loss=torch.full((), math.nan, dtype=torch.float64, device="cpu"),
             count=0,
             microbatches=0,
             grad_norm=None,

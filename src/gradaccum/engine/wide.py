@@ -10,14 +10,14 @@ a window of one micro-batch is what plain torch would make it, and costs nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from gradaccum.engine.loss import Count, is_one
-from gradaccum.engine.packed import Packed, Room, flat, pack, unpack
+from gradaccum.engine.packed import Packed, Room, add_together_, flat, pack, pack_narrow, unpack
 
 __all__ = ["Sum", "Sums", "Wide", "Width", "narrowed", "plain"]
 
@@ -27,8 +27,8 @@ Sum: TypeAlias = Tensor | Packed | None
 Sums: TypeAlias = list[Sum]
 """One for each parameter, in the optimizers' order."""
 
-CHUNK = 1 << 20
-"""Elements that are widened at a time, where adding a narrow gradient needs a wide copy of it."""
+CHUNK = 1 << 16
+"""Elements that the CPU widens at a time: what a cache holds."""
 
 
 class Width:
@@ -79,6 +79,9 @@ class Wide:
         self.sums: Sums = [None] * len(dtypes)
         self.changing = False
         """Whether additions have begun that are not done: they cannot be undone."""
+        self._kept: dict[torch.dtype, Room | Tensor] = {}
+        """What the CPU's additions work in during a backward; anew each time it would be mapped
+        each time."""
 
     def add(self, arrived: Iterable[tuple[Sums, Sequence[Tensor | None]]]) -> None:
         """Add gradients to sums.
@@ -101,26 +104,39 @@ class Wide:
                     moved.append((sums, i, self._appended(total, grad, i)))
                 else:
                     dense.append((total, _laid_like(grad, total)))
-        rooms = _Rooms(dense)
+        rooms = _Rooms(dense, {})
         self.changing = True
         for sums, i, total in moved:
             sums[i] = total
         rooms.add()
         self.changing = False
 
-    def add_at(self, sums: Sums, i: int, grad: Tensor) -> None:
-        """Add one gradient to a sum that is there; `changing` stays until the next `add`."""
-        total = sums[i]
-        assert total is not None
-        total = sums[i] = self._widened(total, i, pack_it=True)
-        if grad.is_sparse or _is_sparse(total):
-            appended = self._appended(total, grad, i)
-            self.changing = True
-            sums[i] = appended
-            return
-        rooms = _Rooms([(total, _laid_like(grad, total))])
+    def add_some(self, sums: Sums, grads: Mapping[int, Tensor]) -> None:
+        """Add gradients to sums that are there; `changing` stays until the next `add`.
+
+        Args:
+            sums: of all parameters.
+            grads: by the position of their parameter.
+        """
+        dense: list[tuple[Tensor | Packed, Tensor]] = []
+        appended: dict[int, Tensor | Packed] = {}
+        for i, grad in grads.items():
+            total = sums[i]
+            assert total is not None
+            total = sums[i] = self._widened(total, i, pack_it=True)
+            if grad.is_sparse or _is_sparse(total):
+                appended[i] = self._appended(total, grad, i)
+            else:
+                dense.append((total, _laid_like(grad, total)))
+        rooms = _Rooms(dense, self._kept)
         self.changing = True
+        for i, total in appended.items():
+            sums[i] = total
         rooms.add()
+
+    def forget_room(self) -> None:
+        """Give back what additions have worked in."""
+        self._kept = {}
 
     def combine(self, shares: Sequence[tuple[Sums, Count]]) -> None:
         """Make the sums `Σ factor · sum` of `shares`, of which they are the first themselves.
@@ -184,8 +200,9 @@ class Wide:
             return total
         if total.is_sparse:
             return _sparse_to(total, dtype)
-        wide = total.to(dtype)
-        return pack(wide) if pack_it and self._width.packs(dtype) else wide
+        if not pack_it or not self._width.packs(dtype):
+            return total.to(dtype)
+        return pack_narrow(total) if total.dtype == torch.bfloat16 else pack(total.to(dtype))
 
     def _appended(self, total: Tensor | Packed, grad: Tensor, i: int) -> Tensor | Packed:
         """A sum with a sparse part: the rows of both, or dense."""
@@ -200,33 +217,94 @@ class Wide:
 
 
 class _Rooms:
-    """Additions that are about to be made, and the memory that they need."""
+    """Additions that are about to be made, and the memory that they need.
 
-    def __init__(self, dense: list[tuple[Tensor | Packed, Tensor]]) -> None:
-        self._dense = dense
+    On the CPU small ones are made together: what an operator costs by itself, its code not in a
+    cache, is more than what it does for a small tensor.
+
+    Args:
+        dense: sums, and the gradients that are added to them.
+        kept: rooms of earlier additions on the CPU, by the dtype of the sums.
+    """
+
+    def __init__(
+        self,
+        dense: list[tuple[Tensor | Packed, Tensor]],
+        kept: dict[torch.dtype, Room | Tensor],
+    ) -> None:
+        self._alone: list[tuple[Tensor | Packed, Tensor]] = []
+        self._packed: dict[torch.device, Room] = {}
+        self._together: dict[torch.dtype, list[tuple[Tensor | Packed, Tensor]]] = {}
+        self._kept = kept
         packed: dict[torch.device, int] = {}
-        wide: dict[torch.dtype, int] = {}
         for total, grad in dense:
-            size = grad.numel()
-            if isinstance(total, Packed):
-                packed[grad.device] = max(size, packed.get(grad.device, 0))
-            elif grad.is_cpu and total.dtype != grad.dtype:
+            if grad.is_cpu and (isinstance(total, Packed) or total.dtype != grad.dtype):
                 # Only the CPU's kernels make a wide copy of the whole gradient first.
-                wide[total.dtype] = max(min(size, CHUNK), wide.get(total.dtype, 0))
+                kind = _PACKED if isinstance(total, Packed) else total.dtype
+                self._together.setdefault(kind, []).append((total, grad))
+                continue
+            self._alone.append((total, grad))
+            if isinstance(total, Packed):
+                packed[grad.device] = max(grad.numel(), packed.get(grad.device, 0))
         self._packed = {device: Room(size, device) for device, size in packed.items()}
-        self._wide = {dtype: torch.empty(size, dtype=dtype) for dtype, size in wide.items()}
+        for kind, pairs in self._together.items():
+            _make_room(kept, kind, sum(grad.numel() for _, grad in pairs))
 
     def add(self) -> None:
-        for total, grad in self._dense:
+        for total, grad in self._alone:
             if isinstance(total, Packed):
                 total.add_(grad, self._packed[grad.device])
-            elif not grad.is_cpu or total.dtype == grad.dtype:
-                total.add_(grad)
             else:
-                room = self._wide[total.dtype]
-                parts = (flat(part).split(CHUNK) for part in (total, grad))
-                for part, more in zip(*parts, strict=True):
-                    part.add_(room[: len(more)].copy_(more))
+                total.add_(grad)
+        for kind, pairs in self._together.items():
+            room = self._kept[kind]
+            size = room.size if isinstance(room, Room) else len(room)
+            for totals, grads in _bundles(pairs, size):
+                if isinstance(room, Room):
+                    sums, rests = ([total[part] for total in totals] for part in (0, 1))
+                    add_together_(sums, rests, grads, room)
+                else:
+                    sizes = [len(grad) for grad in grads]
+                    wide = room[: sum(sizes)].split(sizes)
+                    torch._foreach_copy_(wide, grads)
+                    torch._foreach_add_([total for (total,) in totals], wide)
+
+
+_PACKED = torch.bfloat16
+"""Under which the room of packed sums is kept: none is in that dtype itself."""
+
+
+def _make_room(kept: dict[torch.dtype, Room | Tensor], kind: torch.dtype, wanted: int) -> None:
+    size = max(1, min(wanted, CHUNK))
+    room = kept.get(kind)
+    if room is None or (room.size if isinstance(room, Room) else len(room)) < size:
+        cpu = torch.device("cpu")
+        kept[kind] = (
+            Room(size, cpu) if kind == _PACKED else torch.empty(size, dtype=kind, device=cpu)
+        )
+
+
+def _bundles(
+    pairs: Iterable[tuple[Tensor | Packed, Tensor]], size: int
+) -> Iterator[tuple[list[tuple[Tensor, ...]], list[Tensor]]]:
+    """The parts of sums, and gradients, all flat, in bundles of `size` elements at most."""
+    totals: list[tuple[Tensor, ...]] = []
+    grads: list[Tensor] = []
+    left = size
+    for total, grad in pairs:
+        parts = tuple(map(flat, total)) if isinstance(total, Packed) else (flat(total),)
+        more, start, n = flat(grad), 0, grad.numel()
+        while start < n:
+            end = min(n, start + left)
+            totals.append(tuple(part[start:end] for part in parts))
+            grads.append(more[start:end])
+            left -= end - start
+            start = end
+            if not left:
+                yield totals, grads
+                totals, grads, left = [], [], size
+    if grads:
+        yield totals, grads
 
 
 def scale_(sums: Sums, factor: Count) -> None:

@@ -75,7 +75,9 @@ class Term:
     def mean(self) -> Tensor:
         """The term as it is optimised: its sum over its count; shape `()`."""
         mean = self.loss / _widened(_positive(self.count))
-        return mean if isinstance(mean, Tensor) else torch.full((), mean, dtype=torch.float64)
+        if isinstance(mean, Tensor):
+            return mean
+        return torch.full((), mean, dtype=torch.float64, device="cpu")
 
 
 @dataclass(slots=True)

@@ -22,13 +22,15 @@ class Ladder:
     """Micro-batches to run, each chosen by what is known from those before.
 
     First 2 samples and 4: of the shortest where lengths are known, all of one width, so that what
-    samples share is told from what each adds; or 1 in place of 4 where 4 are predicted not to fit.
+    samples share is told from what each adds; else of those that seem largest, so that no other
+    takes more. Or 1 in place of 4 where 4 are predicted not to fit.
     Then 2 as wide as half the longest, and the 2 longest; where such a width is predicted not to
     fit, the widest that does takes its place. Last, 4 samples as wide as the widest of these.
 
     Args:
         count: samples there are.
         lengths: of each, or None.
+        apparent: how large each seems to be, where no lengths are known.
         few: samples of the smaller micro-batches; a single one often takes another way through
             the operators than two do.
 
@@ -40,12 +42,23 @@ class Ladder:
         [2, 1, 2]
     """
 
-    def __init__(self, count: int, lengths: Sequence[int] | None, few: int = 2) -> None:
-        self._order: Sequence[int] = range(count)
+    def __init__(
+        self,
+        count: int,
+        lengths: Sequence[int] | None,
+        apparent: Sequence[int] | None = None,
+        few: int = 2,
+    ) -> None:
         self._lengths = lengths
+        self._few, self._more = min(few, count), min(2 * few, count)
         if lengths is not None:
             self._order = sorted(range(count), key=lengths.__getitem__)
-        self._few, self._more = min(few, count), min(2 * few, count)
+            self._start = self._more - 1
+            return
+        sizes = apparent or [1] * count
+        # Of those that are alike the first come last, and are taken.
+        self._order = sorted(range(count), key=lambda index: (sizes[index], -index))
+        self._start = count - 1
 
     @property
     def widest(self) -> int:
@@ -55,7 +68,7 @@ class Ladder:
     @property
     def first(self) -> Rung:
         """The first of them."""
-        return self._rung(self._few, self._more - 1)
+        return self._rung(self._few, self._start)
 
     def rungs(self, fits: Callable[[int, int], bool]) -> Iterator[Rung]:
         """The micro-batches to run.
@@ -65,7 +78,7 @@ class Ladder:
                 far is known then.
         """
         yield self.first
-        start = last = self._more - 1
+        start = last = self._start
         if self._more > self._few:
             size = self._more if fits(self._more, self._width(start)) else 1
             if size != self._few:

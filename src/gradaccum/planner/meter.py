@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradaccum.errors import InputError
-from gradaccum.planner.live import LiveBytes, storages
+from gradaccum.planner.live import LiveBytes, eagerly, storages
 from gradaccum.planner.room import free_on_host
 
 __all__ = ["Allocator", "Meter", "Peak", "allocator_of", "meter_for"]
@@ -100,7 +100,7 @@ class CpuMeter:
         """See `Meter.peak`."""
         found = Peak()
         live = LiveBytes("cpu", found.marks if marks else None)
-        with live:
+        with eagerly(), live:
             yield found
         found.bytes = live.peak
 
@@ -163,7 +163,7 @@ class AllocatorMeter:
             yield found
             found.bytes = allocator.highest() - before
             return
-        with _Marks(allocator, found.marks, before):
+        with eagerly(), _Marks(allocator, found.marks, before):
             yield found
         found.bytes = max([0, allocator.highest() - before, *found.marks])
         if not marks:

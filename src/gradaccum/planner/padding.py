@@ -175,7 +175,7 @@ def _padded_with(part: _Part, beyond: Any, fill: Any, side: Side, rows: slice) -
 def _own(part: _Part, beyond: Any, side: Side, rows: slice) -> Any:
     on_device = isinstance(beyond, Tensor)
     device = beyond.device if on_device else torch.device("cpu")
-    lengths = torch.tensor(part.lengths[rows])[:, None].to(device, non_blocking=True)
+    lengths = torch.tensor(part.lengths[rows], device="cpu")[:, None].to(device, non_blocking=True)
     column = torch.arange(beyond.shape[1], device=device)
     if side == "right":
         own = column < lengths - min(part.lengths)
@@ -231,7 +231,7 @@ def _is_mask(parts: Sequence[_Part], fill: Any) -> Any:
             return False
         ones = (values == 1).sum(1)
         zeros = (values == 0).sum(1)
-        lengths = torch.tensor(part.lengths)
+        lengths = torch.tensor(part.lengths, device="cpu")
         known = lengths.to(values.device) if isinstance(values, Tensor) else lengths.numpy()
         counted = (ones == known).all() & (zeros == values.shape[1] - known).all()
         flag = flag & counted & (fill == 0)

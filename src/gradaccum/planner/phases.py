@@ -55,16 +55,18 @@ def fit_phases(runs: Sequence[Run], widest: int = 1) -> tuple[Phase, ...]:
         >>> [round(phase.at(8, 1)) for phase in phases]
         [18000]
     """
-    points = torch.tensor([[run.samples, run.width] for run in runs], dtype=torch.float64)
+    points = torch.tensor(
+        [[run.samples, run.width] for run in runs], dtype=torch.float64, device="cpu"
+    )
     basis = _basis(runs, widest)
     phases, noise = _aligned(runs)
-    values = torch.tensor(phases, dtype=torch.float64)  # (runs, phases)
+    values = torch.tensor(phases, dtype=torch.float64, device="cpu")  # (runs, phases)
     values = torch.unique(values, dim=1)
     far = _monomials(_GRID * points.amax(0, keepdim=True))
     coefficients = _fit(_monomials(points), values, basis, far, noise)
     kept = _largest(coefficients, points)
     found = kept @ _monomials(points).T  # (phases, runs)
-    peaks = torch.tensor([run.bytes for run in runs], dtype=torch.float64)
+    peaks = torch.tensor([run.bytes for run in runs], dtype=torch.float64, device="cpu")
     # What the fit leaves out, and what some operator took where only the peak was seen.
     kept[:, 0] += (peaks - found.amax(0)).clamp(min=0).max()
     return tuple(
@@ -134,9 +136,9 @@ def _fit(design: Tensor, values: Tensor, basis: Sequence[int], far: Tensor, nois
         noise: share by which values may be off.
     """
     runs, phases = values.shape
-    best = torch.zeros(phases, 6, dtype=torch.float64)
-    least = torch.full((phases,), torch.inf, dtype=torch.float64)
-    reach = torch.full((phases,), -torch.inf, dtype=torch.float64)
+    best = torch.zeros(phases, 6, dtype=torch.float64, device="cpu")
+    least = torch.full((phases,), torch.inf, dtype=torch.float64, device="cpu")
+    reach = torch.full((phases,), -torch.inf, dtype=torch.float64, device="cpu")
     scale = values.amax(0).clamp(min=1)
     # Sizes are rounded up by allocators and down by strides: fits as good as that are equally good.
     blur = noise * scale + 64
@@ -165,10 +167,10 @@ def _fit(design: Tensor, values: Tensor, basis: Sequence[int], far: Tensor, nois
 def _largest(coefficients: Tensor, points: Tensor) -> Tensor:
     """The phases that are the largest somewhere between one sample and very many."""
     widest = float(points[:, 1].max())
-    samples = 2.0 ** torch.arange(0, 21, dtype=torch.float64)
-    widths = torch.tensor([1.0])
+    samples = 2.0 ** torch.arange(0, 21, dtype=torch.float64, device="cpu")
+    widths = torch.tensor([1.0], device="cpu")
     if widest > 1:
-        widths = widest * 2.0 ** torch.arange(-8, 3, dtype=torch.float64)
+        widths = widest * 2.0 ** torch.arange(-8, 3, dtype=torch.float64, device="cpu")
     grid = torch.cartesian_prod(samples, widths.to(torch.float64))
     found = coefficients @ _monomials(grid).T
     winners = torch.unique(found.argmax(0))

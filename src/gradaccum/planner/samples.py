@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias, final
 import torch
 from torch import Tensor
 
+from gradaccum.planner.apparent import apparent_rows, apparent_size
 from gradaccum.planner.padding import Side
 from gradaccum.planner.pytree import Build, is_array
 
@@ -28,7 +29,14 @@ class Samples(Protocol):
     def elements(self) -> float:
         """Elements that a sample has in the batch's tensors, padding included; 1 if unknown."""
 
+    @property
+    def largest(self) -> int:
+        """Elements that the largest sample seems to have, before it is collated; 1 in a batch."""
+
     def __len__(self) -> int: ...
+
+    def apparent(self) -> Sequence[int]:
+        """How large each sample seems to be, where no lengths were given."""
 
     def microbatch(self, indices: Sequence[int], width: int | None) -> Any:
         """The samples at `indices`, in that order, as one batch.
@@ -53,8 +61,17 @@ class Collated:
         """Samples of a list tell nothing before they are collated."""
         return 1.0
 
+    @property
+    def largest(self) -> int:
+        """See `Samples`."""
+        return max(self.apparent())
+
     def __len__(self) -> int:
         return len(self.samples)
+
+    def apparent(self) -> Sequence[int]:
+        """See `Samples`."""
+        return [apparent_size(sample) for sample in self.samples]
 
     def microbatch(self, indices: Sequence[int], width: int | None) -> Any:  # noqa: ARG002
         """The samples at `indices` through `collate`, which itself pads them to their longest."""
@@ -93,8 +110,19 @@ class Rows:
         tensors = [leaf.value for leaf in self.leaves if isinstance(leaf.value, Tensor)]
         return max(sum(t.numel() for t in tensors if t.ndim) / self.count, 1.0)
 
+    @property
+    def largest(self) -> int:
+        """See `Samples`: padded to one width, all are alike."""
+        return 1
+
     def __len__(self) -> int:
         return self.count
+
+    def apparent(self) -> Sequence[int]:
+        """See `Samples`; what is in a row decides where a model looks at its padding."""
+        leaves = [leaf.value for leaf in self.leaves if leaf.kind != "shared"]
+        sizes = [apparent_rows(value, self.count) for value in leaves]
+        return [max(row) for row in zip(*sizes, strict=True)]
 
     def microbatch(self, indices: Sequence[int], width: int | None) -> Any:
         """The rows at `indices` in containers like the batch's, padding cut to `width`."""
@@ -135,6 +163,6 @@ class _Chosen:
         if is_array(values):
             return values[self.indices]
         if values.device not in self._on:
-            positions = torch.tensor(self.indices)
+            positions = torch.tensor(self.indices, device="cpu")
             self._on[values.device] = positions.to(values.device, non_blocking=True)
         return values.index_select(0, self._on[values.device])

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from gradaccum.errors import BatchError
+from gradaccum.errors import BatchError, InputError
 from gradaccum.planner.lengths import checked_lengths
 from gradaccum.planner.merge import check_alike, count_samples, merge, padded_leaves
 from gradaccum.planner.padding import Side, find_padding
-from gradaccum.planner.pytree import flatten, holds_tensors
+from gradaccum.planner.pytree import Tree, flatten, holds_tensors
 from gradaccum.planner.samples import Collated, Rows, Samples
 
-__all__ = ["Samples", "even", "gather", "move"]
+__all__ = ["Samples", "even", "gather", "hollow_batch", "listed", "move"]
 
 
 def gather(
@@ -45,6 +45,7 @@ def gather(
     Raises:
         BatchError: if a batch cannot be split, the lengths do not belong to it, what would be cut
             is not padding, or the batches of a window are not alike.
+        InputError: for tensors on the meta device.
 
     Examples:
         >>> import torch
@@ -64,6 +65,7 @@ def gather(
     trees = [flatten(batch) for batch in batches]
     counts = [count_samples(tree) for tree in trees]
     check_alike(trees)
+    _refuse_hollow(trees[0])  # and the others are like it
     sizes = None if lengths is None else _lengths_of(batches, counts, lengths)
     padding, side = None, "left" if trim == "left" else "right"
     if sizes is not None and isinstance(trim, str):
@@ -83,6 +85,9 @@ def move(batch: Any, device: torch.device | str) -> Any:
 
     Copies to an accelerator do not wait; tensors that are there already are not copied.
 
+    Raises:
+        InputError: for a tensor on the meta device, which has no numbers to move.
+
     Examples:
         >>> move({"x": torch.zeros(2), "name": "a"}, "cpu")
         {'x': tensor([0., 0.]), 'name': 'a'}
@@ -90,13 +95,15 @@ def move(batch: Any, device: torch.device | str) -> Any:
     target = torch.device(device)
     # To the CPU a copy that does not wait could be read before it is there.
     ahead = target.type != "cpu"
+    tree = flatten(batch)
+    if target.type != "meta":
+        _refuse_hollow(tree)
 
     def moved(leaf: Any) -> Any:
         if isinstance(leaf, Tensor | PackedSequence):
             return leaf.to(target, non_blocking=ahead)
         return leaf
 
-    tree = flatten(batch)
     return tree.build(iter([moved(leaf) for leaf in tree.leaves]))
 
 
@@ -118,6 +125,33 @@ def even(n: int, k: int) -> list[range]:
     size, larger = divmod(n, groups)
     starts = [group * size + min(group, larger) for group in range(groups + 1)]
     return [range(start, end) for start, end in pairwise(starts)]
+
+
+def hollow_batch(paths: Sequence[str]) -> InputError:
+    """The refusal of tensors in which there is nothing."""
+    return InputError(
+        "on-meta",
+        "The batch has tensors on the meta device: there are no numbers in them.",
+        got=listed(paths),
+        expected="samples on a device that holds them",
+        do="a batch of your loader's",
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    shown_names = ", ".join(f"`{name}`" for name in names[:4])
+    return shown_names if len(names) <= 4 else f"{shown_names} and {len(names) - 4} more"
+
+
+def _refuse_hollow(tree: Tree) -> None:
+    hollow = []
+    for path, leaf in zip(tree.paths, tree.leaves, strict=True):
+        tensor = leaf.data if isinstance(leaf, PackedSequence) else leaf
+        if isinstance(tensor, Tensor) and tensor.is_meta:
+            hollow.append(path)
+    if hollow:
+        raise hollow_batch(hollow)
 
 
 def _gather_samples(

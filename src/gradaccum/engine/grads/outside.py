@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from gradaccum.engine.grads.slots import GradientSum, clear, grad_of, put, separate, take
@@ -16,6 +17,18 @@ from gradaccum.engine.loss import Count
 from gradaccum.engine.wide import Sums, Wide, narrowed, plain
 
 __all__ = ["Outside"]
+
+_SMALL = 1 << 17
+"""Bytes of gradients that wait for one another: code that is not in a cache takes longer to add a
+small one than its addition does. A larger one does not wait."""
+
+
+class _Waiting:
+    """Positions of gradients that have arrived on a device, and how large they are together."""
+
+    def __init__(self) -> None:
+        self.positions: dict[int, None] = {}
+        self.bytes = 0
 
 
 class Outside:
@@ -41,21 +54,35 @@ class Outside:
 
     @contextmanager
     def at_once(self, name: str | None) -> Generator[None]:
-        """Within it, a gradient is added to its sum as it arrives, and dropped.
+        """Within it, gradients are added to their sums as they arrive, and dropped.
 
-        So no more than one parameter's gradient is there at a time, and nothing can be undone. The
-        first gradient of a parameter stays in `.grad`, to be committed with the others.
+        So no more than a few small ones, or one large, are there at a time. Where some have been
+        added already, an error cannot be undone. The first gradient of a parameter stays in
+        `.grad`, to be committed with the others.
 
         Args:
             name: of the term that it is a gradient of; `None` for all, or the first.
         """
         sums = self._wide.sums if name is None else self._terms.get(name, [])
         indices = {id(p): i for i, p in enumerate(self._parameters)}
+        # Apart by device, since each has a thread of its own that brings its gradients.
+        waiting: dict[torch.device, _Waiting] = {}
 
         def add(parameter: Tensor) -> None:
-            if parameter.grad is not None:
-                self._wide.add_at(sums, indices[id(parameter)], parameter.grad)
-                parameter.grad = None
+            grad = parameter.grad
+            if grad is not None:
+                few = waiting.setdefault(parameter.device, _Waiting())
+                few.positions[indices[id(parameter)]] = None
+                few.bytes += _SMALL if grad.is_sparse else grad.nbytes
+                if few.bytes >= _SMALL:
+                    flush(few)
+
+        def flush(few: _Waiting) -> None:
+            arrived = {i: self._parameters[i].grad for i in few.positions}
+            few.positions, few.bytes = {}, 0
+            self._wide.add_some(sums, {i: g for i, g in arrived.items() if g is not None})
+            for i in arrived:
+                self._parameters[i].grad = None
 
         hooks = []
         try:
@@ -63,7 +90,10 @@ class Outside:
                 if total is not None and parameter.requires_grad:
                     hooks.append(parameter.register_post_accumulate_grad_hook(add))
             yield
+            for few in waiting.values():
+                flush(few)
         finally:
+            self._wide.forget_room()
             for hook in hooks:
                 hook.remove()
 

@@ -114,7 +114,8 @@ def probe(
     """
     before = meter.used(owned(model, optimizers))
     runner = _Runner(model, loss_fn, samples, meter, reduction)
-    ladder = Ladder(len(samples), samples.lengths)
+    apparent = samples.apparent() if samples.lengths is None else None
+    ladder = Ladder(len(samples), samples.lengths, apparent)
     runs: list[Run] = []
     seconds: list[float] = []
     with untouched(model) as writes:
@@ -124,7 +125,7 @@ def probe(
         except Exception as error:
             if not is_shortage(error) or len(ladder.first.indices) == 1:
                 raise
-            ladder = Ladder(len(samples), samples.lengths, few=1)
+            ladder = Ladder(len(samples), samples.lengths, apparent, few=1)
             with writes:
                 terms = runner.prepare(ladder.first)
         if whole and not runner.reached:

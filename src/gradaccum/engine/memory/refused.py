@@ -10,8 +10,9 @@ from torch.nn.parameter import is_lazy
 
 from gradaccum.errors import InputError, shown
 from gradaccum.planner.pytree import flatten
+from gradaccum.planner.split import hollow_batch, listed
 
-__all__ = ["batch_tensors", "no_terms", "refuse_unrunnable", "unreached"]
+__all__ = ["batch_tensors", "no_terms", "refuse_hollow", "refuse_unrunnable", "unreached"]
 
 
 def refuse_unrunnable(model: nn.Module, loss_fn: object, batch: Any) -> None:
@@ -40,27 +41,31 @@ def refuse_unrunnable(model: nn.Module, loss_fn: object, batch: Any) -> None:
             "model-lazy",
             "The model has parameters that get their shape in its first forward, and that has not "
             "run.",
-            got=f"{_listed(lazy)} without a shape",
+            got=f"{listed(lazy)} without a shape",
             expected="a model of which all parameters are there",
             do="model(x) once, before the optimizer is built",
         )
-    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if empty:
-        raise InputError(
-            "on-meta",
-            "The model has parameters on the meta device: there are no numbers in them.",
-            got=_listed(empty),
-            expected="parameters on a device that computes",
-            do='model.to_empty(device="cpu") and load or initialise them',
-        )
+    refuse_hollow(model, model.parameters())
     hollow = [path for path, tensor in batch_tensors(batch) if tensor.is_meta]
+    if hollow:
+        raise hollow_batch(hollow)
+
+
+def refuse_hollow(model: nn.Module, parameters: Iterable[Tensor]) -> None:
+    """Refuse parameters that have a shape and no numbers.
+
+    Args:
+        model: knows their names.
+        parameters: those that must be there.
+    """
+    hollow = {id(parameter) for parameter in parameters if parameter.is_meta}
     if hollow:
         raise InputError(
             "on-meta",
-            "The batch has tensors on the meta device: there are no numbers in them.",
-            got=_listed(hollow),
-            expected="samples on a device that holds them",
-            do="a batch of your loader's",
+            "The model has parameters on the meta device: there are no numbers in them.",
+            got=listed([name for name, p in model.named_parameters() if id(p) in hollow]),
+            expected="parameters on a device that computes",
+            do='model.to_empty(device="cpu") and load or initialise them; then the optimizer',
         )
 
 
@@ -106,8 +111,3 @@ def _of(path: str, value: Any) -> list[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         return [(path, value)]
     return batch_tensors(value) if isinstance(value, dict | list | tuple) else []
-
-
-def _listed(names: list[str]) -> str:
-    shown_names = ", ".join(f"`{name}`" for name in names[:4])
-    return shown_names if len(names) <= 4 else f"{shown_names} and {len(names) - 4} more"

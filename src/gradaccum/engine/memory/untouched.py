@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradaccum.engine.grads import apart
 from gradaccum.engine.state import load_random, save_random
+from gradaccum.planner.live import eagerly
 
 __all__ = ["Writes", "untouched"]
 
@@ -78,6 +79,15 @@ class Writes(TorchDispatchMode):
         super().__init__()
         self.saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._tensors = {_memory(t): t for t in tensors if t.layout is torch.strided}
+        self._scope = ExitStack()
+
+    def __enter__(self) -> Writes:
+        self._scope.enter_context(eagerly())
+        return super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
+        self._scope.close()
 
     def __torch_dispatch__(
         self,
