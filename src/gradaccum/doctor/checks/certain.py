@@ -273,7 +273,9 @@ def divisor_of_gradient(place: Place | None) -> ast.expr | None:
         op: ast.operator = ast.Mult() if "mul" in how else ast.Div()
         if how in ("div_", "mul_", "true_divide_") and call.args:
             owner = call.func.value
-            if _gradient(owner.value if getattr(owner, "attr", "") == "data" else owner):
+            if isinstance(owner, ast.Attribute) and owner.attr == "data":
+                owner = owner.value
+            if _gradient(owner):
                 return _divisor(op, call.args[0])
         if how in ("_foreach_div_", "_foreach_mul_") and len(call.args) == 2:
             return _divisor(op, call.args[1])
@@ -295,7 +297,7 @@ def is_count(by: ast.expr, step: Place, count: int) -> bool:
     A literal that is the number, a name that has it, or what the condition of the step counts to.
     """
     if isinstance(by, ast.Constant):
-        return bool(by.value == count)
+        return by.value == count
     written = ast.unparse(by)
     for node in above_of(step):
         for one in ast.walk(node.test) if isinstance(node, ast.If) else ():
