@@ -1,0 +1,67 @@
+"""Loops that clear gradients too early, or where an engine was never told of its window."""
+
+from .pairing import MODEL, Pairs, pair, twins
+
+PAIRS: Pairs = {}
+
+
+pair(
+    PAIRS,
+    "places in the window counted round",
+    "GA102",
+    MODEL
+    + """
+for (x, y), place in zip(loader, itertools.cycle(range(1, args.every + 1))):
+    if place == @:
+        opt.zero_grad()
+    loss = F.cross_entropy(net(x), y) / args.every
+    loss.backward()
+    if place % args.every == 0:
+        opt.step()
+""",
+    "args.every",
+    "1",
+)
+
+pair(
+    PAIRS,
+    "an engine that nothing tells when",
+    "GA102",
+    """
+accelerator = Accelerator(gradient_accumulation_steps=args.every)
+net = nn.Linear(8, 2)
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+net, opt, loader = accelerator.prepare(net, opt, loader)
+for x, y in loader:
+    with @:
+        loss = F.cross_entropy(net(x), y)
+        accelerator.backward(loss)
+        opt.step()
+        opt.zero_grad()
+""",
+    "torch.enable_grad()",
+    "accelerator.accumulate(net)",
+)
+
+pair(
+    PAIRS,
+    "a detour that is wiped",
+    "GA102",
+    MODEL
+    + """
+for i, (x, y) in enumerate(loader):
+    @
+    loss = F.cross_entropy(net(x), y) / args.every
+    loss.backward()
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+        if probing(i):
+            F.cross_entropy(net(x), y).backward()
+            opt.zero_grad()
+""",
+    "opt.zero_grad()",
+    "pass",
+)
+
+test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
