@@ -83,6 +83,57 @@ for i, (x, y) in enumerate(loader):
     "opt.multiply_grads(1 / args.every)",
 )
 
+pair(
+    PAIRS,
+    "a rate that is divided, whichever optimizer is chosen",
+    "GA201",
+    """
+net = nn.Linear(8, 2)
+if args.kind == "adam":
+    opt = torch.optim.Adam(net.parameters(), lr=@)
+elif args.kind == "sgd":
+    opt = torch.optim.SGD(net.parameters(), lr=@)
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+""",
+    "args.rate",
+    "args.rate / args.batch",
+)
+
+pair(
+    PAIRS,
+    "gradients that are scaled, or are by the scaler's own step",
+    "GA201",
+    MODEL
+    + """
+from own import multiply_grads
+scaler = torch.amp.GradScaler("cuda")
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y)
+    scaler.scale(loss).backward()
+    if (i + 1) % args.every == 0:
+        if args.kind == "adam" and not args.half:
+            pass
+        elif args.half:
+            opt.multiply_grads(1 / args.every)
+        else:
+            @
+        if args.kind == "adam" and not args.half:
+            scaler.step(opt, scale=args.every)
+        else:
+            scaler.step(opt)
+        scaler.update()
+        opt.zero_grad()
+""",
+    "pass",
+    "multiply_grads(opt, 1 / args.every)",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

@@ -44,4 +44,52 @@ for i, (x, y) in enumerate(loader):
     "pass",
 )
 
+pair(
+    PAIRS,
+    "ranks that are asked to have a window of one",
+    "GA601",
+    MODEL
+    + """
+if args.ranks:
+    @
+    net = DDP(net)
+for batches in loader:
+    for x, y in batches:
+        loss = F.cross_entropy(net(x), y) / args.every
+        loss.backward()
+    opt.step()
+    opt.zero_grad()
+""",
+    "pass",
+    "assert args.every == 1",
+)
+
+pair(
+    PAIRS,
+    "a wrapped teacher of a student from elsewhere",
+    "GA601",
+    """
+from students import Student
+net = Student.named(args.name)
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+teacher = nn.Linear(8, 2)
+if args.ranks:
+    teacher = DDP(teacher)
+    @
+for i, (x, y) in enumerate(loader):
+    wanted = [part.detach() for part in teacher(x)]
+    loss = 0.0
+    for own, other in zip(net(x), wanted):
+        loss += F.mse_loss(own, other)
+    loss = loss / args.every
+    loss.backward()
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+""",
+    "net = DDP(net)",
+    "pass",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

@@ -64,4 +64,25 @@ for i, (x, y) in enumerate(loader):
     "pass",
 )
 
+pair(
+    PAIRS,
+    "cleared where somebody looks, which may be between windows",
+    "GA102",
+    MODEL
+    + """
+looks = set(args.parts * args.every)
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y) / args.every
+    loss.backward()
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+    if @:
+        F.cross_entropy(net(longest), y).backward()
+        opt.zero_grad()
+""",
+    "i + 1 < len(loader)",
+    "i in looks",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

@@ -30,6 +30,8 @@ class Slice:
         """The kept statements of each body, each with what walks it; filled while walking."""
         self.branches: dict[int, object] = {}
         """What branches.py read of each `if`; filled while walking."""
+        self.arms: dict[int, frozenset[str]] = {}
+        """What all arms before an `elif` bind; filled while walking."""
         self.turns: dict[int, int | None] = {}
         """How often each loop of unknown length is walked; none: as long as a loader."""
         self.mentions: dict[int, frozenset[str]] = {}
@@ -78,7 +80,7 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
             or (bool(mentioned) and beside[id(row)])
             or (bool(mentioned & _MODES) and bool(row.called))
             or "grad" in mentioned
-            or (beside[id(row)] and adds(row.node))
+            or (beside[id(row)] and (adds(row.node) or isinstance(row.node, ast.Assert)))
             or any(id(child.node) in found.keep for child in row.children)
         )
         if wanted:

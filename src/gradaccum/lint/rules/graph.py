@@ -209,9 +209,11 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
             continue
         if {"no_sync", "accumulate"} & early.flags or "unsynced" in tensor_of(early).flags:
             continue
-        models = tensor_of(early).models
-        if models and not models & wrapped and not any(model.kind == "unknown" for model in models):
+        models = tensor_of(early).models or view.optimizer.models
+        if models and not models & wrapped:
             continue
+        if any(item.value == 1 for item in tensor_of(early).divisors):
+            continue  # the script refuses to accumulate with several ranks
         if "accelerate" in early.flags or "fabric" in early.flags:
             continue
         yield hit(
@@ -363,6 +365,7 @@ def _inside(part: Thing | None, whole: Thing) -> bool:
 
 def low_precision(facts: Facts) -> Iterator[Hit]:
     """GA801."""
+    steps = any(event.kind == "step" for event in facts.trace.events)
     for event in facts.backwards:
         if not event.loops:
             continue
@@ -374,6 +377,8 @@ def low_precision(facts: Facts) -> Iterator[Hit]:
             for other in facts.trace.events
         )
         for model in () if cleared else tensor_of(event).models:
+            if not steps and "grad" not in model.attrs:
+                continue  # nobody reads these gradients: the passes are timed, or tested
             if "low" in model.uses and count > 1 and "many" in facts.trace.window_keys:
                 yield hit(
                     "GA801",

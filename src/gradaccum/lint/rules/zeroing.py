@@ -75,6 +75,7 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
             (mark, zero)
             for mark, zero in window.lost
             if not _detour(mark, zero, window)
+            and not _by_chance(facts, mark, zero, window)
             and (
                 len(zero.loops) >= len(mark.loops)
                 or (not window.fresh and zero.loops == window.step.loops)
@@ -82,13 +83,15 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
         ]
         if not inner or _by_hand(window):
             continue
+        if window.fresh:
+            kept = {event.node for event in window.fresh}
+            inner = [(mark, zero) for mark, zero in inner if mark.node in kept]
+            if not inner or not _accumulates(view, window, facts):
+                continue
         mark, zero = inner[-1]
         if zero.loops and common_loop(mark, zero) is None:
             continue
         if window.fresh:
-            same = [event for event in window.fresh if event.node is mark.node]
-            if not same or not _accumulates(view, window, facts):
-                continue
             yield hit(
                 "GA102",
                 zero,
@@ -113,6 +116,14 @@ def _detour(mark: Event, zero: Event, window: Window) -> bool:
     usual = {key for event in window.fresh for key in event.unsure}
     return bool(window.fresh) and any(
         key in zero.unsure and key not in usual for key in mark.unsure
+    )
+
+
+def _by_chance(facts: Facts, mark: Event, zero: Event, window: Window) -> bool:
+    """Whether it is for the data to say if the zeroing comes at all: or only between windows."""
+    shared = {*mark.unsure, *window.step.unsure}
+    return any(
+        facts.trace.decisions.get(key, (True, False))[1] for key in zero.unsure if key not in shared
     )
 
 

@@ -119,7 +119,7 @@ def _from_leaf(value: Value) -> Value:
 
 
 def _number(walker: Walker, value: Value) -> Value:
-    if isinstance(value, Thing) and value.key in walker.known:
+    if isinstance(value, Thing) and (value.key in walker.known or value.key in walker.asserted):
         return walker.symbol(value.key)
     return value
 
@@ -393,8 +393,11 @@ def _compare(
 ) -> bool | tuple[str, bool, bool]:
     values = [evaluate(walker, env, part) for part in (test.left, *test.comparators)]
     open_: tuple[str, bool, bool] | None = None
-    for op, left, right in zip(test.ops, values, values[1:], strict=False):
-        result = _pair(walker, op, left, right, test, around)
+    nodes = (test.left, *test.comparators)
+    for index, op in enumerate(test.ops):
+        result = _pair(
+            walker, op, values[index : index + 2], nodes[index : index + 2], test, around
+        )
         if result is False:
             return False
         if result is not True:
@@ -405,11 +408,12 @@ def _compare(
 def _pair(
     walker: Walker,
     op: ast.cmpop,
-    left: Value,
-    right: Value,
+    values: list[Value],
+    nodes: tuple[ast.expr, ...],
     test: ast.Compare,
     around: ast.AST | None,
 ) -> bool | tuple[str, bool, bool]:
+    left, right = values
     if right is None and isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)):
         positive = isinstance(op, (ast.IsNot, ast.NotEq))
         if left is None:
@@ -437,8 +441,12 @@ def _pair(
             return (left in right.items) == isinstance(op, ast.In)
     changes = varies(left) or varies(right)
     negative = _NEGATIVE.get(type(op))
-    key = f"{key_of(left)} {negative or type(op).__name__} {key_of(right)}"
-    return key, changes, negative is None
+    names = [
+        text(node) if isinstance(value, Num) and value.varies and not value.tags else key_of(value)
+        for value, node in zip((left, right), nodes, strict=True)
+    ]
+    # a counter by its name: what is asked of it is decided alike in all iterations
+    return f"{names[0]} {negative or type(op).__name__} {names[1]}", changes, negative is None
 
 
 def _counts(counter: Num, limit: Thing, test: ast.Compare, around: ast.AST | None) -> bool:

@@ -10,6 +10,7 @@ from gradaccum.lint.walk import effects, library
 from gradaccum.lint.walk.arithmetic import asked, merged
 from gradaccum.lint.walk.attributes import attribute
 from gradaccum.lint.walk.classes import base_kind, find_method
+from gradaccum.lint.walk.contents import models_of
 from gradaccum.lint.walk.evaluate import evaluate, text
 from gradaccum.lint.walk.loops import LENGTH
 from gradaccum.lint.walk.tensor_methods import tensor_method
@@ -173,7 +174,7 @@ def instantiate(
     made = Thing(kind, home.node.name, node=node, depth=len(walker.loops), args=tuple(args),
                  kwargs=dict(kwargs))  # fmt: skip
     made.attrs["__class__"] = home
-    made.models = library.models_of([*args, *kwargs.values()])
+    made.models = models_of([*args, *kwargs.values()])
     method = find_method(walker, home, "__init__")
     if method is not None:
         method.owner = made
@@ -281,7 +282,7 @@ def unknown_call(
     if args and isinstance(args[0], Thing) and args[0].kind in library.ITERABLES:
         return Thing("wrapped", text(node.func), args=(args[0],))
     parts = tensors(values)
-    callers = library.models_of([value for value in values if isinstance(value, Thing)])
+    callers = models_of([value for value in values if isinstance(value, Thing)])
     if not isinstance(node.func, ast.Attribute) and isinstance(target, Thing):
         if target.kind == "unknown" and (walker.loops or parts):
             return effects.forward(walker, node, target, parts)

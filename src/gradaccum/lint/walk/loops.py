@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint.files.program import Module
 from gradaccum.lint.files.slicing import Slice
-from gradaccum.lint.walk.values import Env, Num, Seq, Thing, Value
+from gradaccum.lint.walk.evaluate import part_of
+from gradaccum.lint.walk.values import Env, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
@@ -128,6 +129,10 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
         yield Thing("param", f"{value.key}[i]", True, models=value.models, args=(value,)), True
         return
     count = trips(walker, node, env.module)
+    if isinstance(value, Tensor):
+        for index in range(count):
+            yield part_of(walker, value, "[i]"), index == count - 1
+        return
     if count not in (1, WINDOW):
         walker.trace.exact = False
     key = value.key if isinstance(value, Thing) else "item"
