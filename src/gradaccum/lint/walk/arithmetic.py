@@ -43,6 +43,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[..., bool]] = {
     ast.GtE: operator.ge,
 }
 _NEGATIVE: dict[type[ast.cmpop], str] = {ast.NotEq: "Eq", ast.IsNot: "Is", ast.NotIn: "In"}
+OWN = "own"
+"""The key of a divisor that a micro-batch's own forward made."""
 BIG = 8
 """A written window length beyond this one is walked as a short one."""
 
@@ -196,7 +198,11 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
         if isinstance(op, ast.MatMult):
             alike = {"similarity"} if left.models & right.models else set()
             return both.but(divisors=(), partial=(), flags=both.flags | alike)
-        return divided(both.but(divisors=left.divisors, partial=()), Thing("unknown", "tensor"))
+        own = bool(right.forwards) and right.forwards <= left.forwards
+        # by a count that the same micro-batch made: a mean of its own, and no sum any more
+        flags = both.flags - {"sum"} if own else both.flags
+        return divided(both.but(divisors=left.divisors, partial=(), flags=flags),
+                       Thing("unknown", OWN if own else "tensor"))  # fmt: skip
     tensor, other = (left, right) if isinstance(left, Tensor) else (right, left)
     assert isinstance(tensor, Tensor)
     other = _number(walker, other)
@@ -210,8 +216,22 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
             return divided(tensor, Thing("unknown", "reciprocal"))
         return divided(tensor, other)
     if isinstance(op, ast.Mult):
-        return _times(tensor, other)
+        return tensor if _is_width(node) else _times(tensor, other)
     return tensor
+
+
+def _is_width(node: ast.AST) -> bool:
+    """Whether a factor is the size of a tensor beyond its first axis: no share of a window."""
+    for part in (node.left, node.right) if isinstance(node, ast.BinOp) else ():
+        if isinstance(part, ast.Call) and getattr(part.func, "attr", "") in ("size", "dim"):
+            axis: ast.expr | None = part.args[0] if part.args else None
+        elif isinstance(part, ast.Subscript) and getattr(part.value, "attr", "") == "shape":
+            axis = part.slice
+        else:
+            continue
+        if isinstance(axis, ast.Constant) and isinstance(axis.value, int) and axis.value > 0:
+            return True
+    return False
 
 
 def _sum_over_window(tensor: Tensor) -> bool:

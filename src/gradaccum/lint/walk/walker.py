@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from gradaccum.lint.files.program import Module, Program
 from gradaccum.lint.files.slicing import Slice, slice_module
+from gradaccum.lint.walk.classes import counted_by, ones
 from gradaccum.lint.walk.evaluate import EXPRESSIONS, evaluate, text
 from gradaccum.lint.walk.expressions import HANDLERS
 from gradaccum.lint.walk.loops import UNEVEN, WINDOW
@@ -233,7 +234,8 @@ class Walker:
             return Thing("unknown", f"{getattr(node, 'name', 'lambda')}()", bool(self.loops))
         env = Env({}, func.env, func.module)
         _bind(self, func, env, [*func.bound, *args], {**func.bound_kw, **kwargs})
-        self.visited.add(id(node))
+        if not _unsaid_window(node, args, kwargs):
+            self.visited.add(id(node))  # else it is walked by itself as well
         self.stack.append(node)
         self.paths.append(func.module.path)
         mark = len(self.contexts)
@@ -252,6 +254,21 @@ class Walker:
             del self.contexts[mark:]
             self.stack.pop()
             self.paths.pop()
+
+
+def _unsaid_window(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> bool:
+    """Whether a call leaves the length of a window at a default of 1, which switches it off."""
+    known = node.__dict__.get("_windows")
+    if known is None:
+        known = node.__dict__["_windows"] = ones(node) & counted_by(node)
+    if not known:
+        return False
+    names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+    return not known <= {*names[: len(args)], *kwargs}
 
 
 def _bind(
