@@ -92,4 +92,31 @@ for i, (x, y) in enumerate(loader):
 )
 
 
+pair(
+    PAIRS,
+    "micro-batches counted from one",
+    "GA602",
+    MODEL
+    + """
+net = DDP(net)
+every = args.batch // args.room
+while True:
+    for i in range(1, every + 1):
+        x, y = next(loader)
+        loss = F.cross_entropy(net(x), y)
+        if i < every:
+            with net.no_sync():
+                @.backward()
+        else:
+            loss.backward()
+    for p in net.parameters():
+        p.grad /= every
+    opt.step()
+    opt.zero_grad()
+""",
+    "loss",
+    "F.cross_entropy(net(x), y)",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

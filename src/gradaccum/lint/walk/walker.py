@@ -239,8 +239,8 @@ class Walker:
             return Thing("unknown", f"{getattr(node, 'name', 'lambda')}()", bool(self.loops))
         env = Env({}, func.env, func.module)
         _bind(self, func, env, [*func.bound, *args], {**func.bound_kw, **kwargs})
-        if not _unsaid_window(node, args, kwargs):
-            self.visited.add(id(node))  # else it is walked by itself as well
+        whole = not _unsaid_window(func, len(func.bound) + len(args), kwargs)
+        begun = len(self.trace.events)
         self.stack.append(node)
         self.paths.append(func.module.path)
         self.owners.append((func.owner, func.home))
@@ -261,21 +261,28 @@ class Walker:
             self.stack.pop()
             self.paths.pop()
             self.owners.pop()
+            if whole and self._trained(func, begun):
+                self.visited.add(id(node))  # what was not is walked by itself as well
+
+    def _trained(self, func: Func, begun: int) -> bool:
+        """Whether a call came by the backward that its function spells out, if any."""
+        words = self.module_slice(func.module).functions.get(getattr(func.node, "name", ""), ())
+        if "backward" not in words and "manual_backward" not in words:
+            return True
+        return any(event.kind == "backward" for event in self.trace.events[begun:])
 
 
-def _unsaid_window(
-    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
-    args: list[Value],
-    kwargs: dict[str, Value],
-) -> bool:
+def _unsaid_window(func: Func, given: int, kwargs: dict[str, Value]) -> bool:
     """Whether a call leaves the length of a window at a default of 1, which switches it off."""
+    node = func.node
     known = node.__dict__.get("_windows")
     if known is None:
         known = node.__dict__["_windows"] = ones(node) & counted_by(node)
     if not known:
         return False
     names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
-    return not known <= {*names[: len(args)], *kwargs}
+    given += func.owner is not None
+    return not known <= {*names[:given], *kwargs}
 
 
 def _bind(
