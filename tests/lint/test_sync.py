@@ -1,6 +1,6 @@
 """Ranks that synchronise in every micro-batch, and models that are not wrapped at all."""
 
-from .pairing import MODEL, Pairs, pair, twins
+from .pairing import MODEL, Pairs, codes, pair, twins
 
 PAIRS: Pairs = {}
 
@@ -119,4 +119,50 @@ while True:
 )
 
 
+pair(
+    PAIRS,
+    "two optimizers of one loss",
+    "GA601",
+    """
+actor, critic = nn.Linear(8, 2), nn.Linear(8, 1)
+first = torch.optim.AdamW(actor.parameters(), lr=1e-3)
+second = torch.optim.AdamW(critic.parameters(), lr=1e-3)
+actor, critic = DDP(actor), DDP(critic)
+done = 0
+for x, y in loader:
+    for part in range(args.parts):
+        loss = F.cross_entropy(actor(x), y) + F.mse_loss(critic(x), y)
+        (loss / args.every).backward()
+        done += 1
+        if done % @ == 0:
+            first.step()
+            second.step()
+            first.zero_grad()
+            second.zero_grad()
+""",
+    "args.every",
+    "1",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
+
+
+HELPER = """
+def spread(loss):
+    loss.backward()
+
+makes, judges = DDP(Maker()), DDP(Critic())
+first = torch.optim.AdamW(makes.parameters(), lr=1e-3)
+second = torch.optim.AdamW(judges.parameters(), lr=1e-3)
+for x, y in loader:
+    spread(judges(makes(x)).mean())
+    spread(judges(y).mean())
+    first.step()
+    second.step()
+    first.zero_grad()
+    second.zero_grad()
+"""
+
+
+def test_two_losses_of_one_helper_are_no_window():
+    assert "GA601" not in codes(HELPER)
