@@ -1,5 +1,9 @@
 """What wrong loops and their right twins are made of."""
 
+from collections.abc import Callable
+
+import pytest
+
 from gradaccum.lint.files.program import Program
 from gradaccum.lint.judge import judge
 
@@ -35,3 +39,15 @@ def codes(text: str) -> set[str]:
     module = program.load("train.py")
     assert module is not None, text
     return {one.code for one in judge(program, module)}
+
+
+def twins(pairs: Pairs) -> Callable[[str], None]:
+    """The test that each wrong text of `pairs` is blamed for its code and its right twin is not."""
+
+    @pytest.mark.parametrize("name", list(pairs))
+    def check(name: str) -> None:
+        code, text, (bad, good) = pairs[name]
+        assert code in codes(text.replace("@", bad))
+        assert code not in codes(text.replace("@", good))
+
+    return check

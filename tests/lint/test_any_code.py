@@ -124,6 +124,24 @@ def test_a_file_of_fifty_thousand_lines():
     assert time.process_time() - start < 60
 
 
+def test_names_of_values_do_not_grow_without_bound():
+    lines = "\n".join(f"            mean = mean * {i} + mean / (mean + i)" for i in range(9))
+    loop = f"""
+mean = dataset.mean
+model = nn.Linear(8, 2)
+opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(3):
+    for i, (x, y) in enumerate(loader):
+        for j in range(9):
+{lines}
+        loss = criterion(model(x), y) * mean
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+"""
+    assert not findings(HEAD + loop)
+
+
 SYNTAX = {
     (3, 8): "def f(a, /, b):\n    if (n := len(a)) > 1:\n        b.step()\n    return f'{n=}'\n",
     (3, 9): "with (open('a') as a, open('b') as b):\n    a.step()\n",

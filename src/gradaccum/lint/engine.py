@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gradaccum.faults import CATALOGUE
 from gradaccum.lint.collector import paused
-from gradaccum.lint.files.program import Module, Program, parse
+from gradaccum.lint.files.program import Module, Program, parse, parse_older
 from gradaccum.lint.files.sources import Source
 from gradaccum.lint.rules.hits import Hit
 from gradaccum.lint.settings import INTERNAL, SYNTAX, Settings, silenced
@@ -21,6 +21,8 @@ __all__ = ["Result", "lint", "lint_source"]
 
 _MAYBE = re.compile(rb"backward|\.\s*step\b|zero_grad|\.grad\b")
 """A file without any of these cannot hold a training loop."""
+_HELPS = re.compile(rb"DataParallel|\bDDP\b|no_sync|[Oo]ptim|\.\s*eval\b")
+"""What a file without a loop may make of a model that is trained elsewhere."""
 _PARALLEL = 12
 """Training files from which on more processes pay for their start."""
 
@@ -38,9 +40,10 @@ def lint(sources: Sequence[Source], settings: Settings, jobs: int | None = None)
     """Lint all sources; functions are followed from file to file among them."""
     result = Result(files=len(sources), texts={source.path: source for source in sources})
     texts: dict[str, str | bytes] = {
-        source.path: source.data for source in sources if _MAYBE.search(source.data)
+        source.path: source.data for source in sources if _leads_on(source)
     }
-    workers = min(jobs if jobs else (os.cpu_count() or 1), 1 + len(texts) // _PARALLEL)
+    training = sum(1 for source in sources if _MAYBE.search(source.data))
+    workers = min(jobs if jobs else (os.cpu_count() or 1), 1 + training // _PARALLEL)
     if workers > 1 and sys.platform != "emscripten":
         result.findings = _parallel(sources, texts, settings, workers)
     else:
@@ -49,6 +52,12 @@ def lint(sources: Sequence[Source], settings: Settings, jobs: int | None = None)
             result.findings.extend(lint_source(source, program, settings, result.texts))
     result.findings = _once(result.findings, sources)
     return result
+
+
+def _leads_on(source: Source) -> bool:
+    """Whether a loop may be followed into a file; through a package's own, to others of it."""
+    name = source.path.replace("\\", "/").rsplit("/", 1)[-1]
+    return bool(name == "__init__.py" or _MAYBE.search(source.data) or _HELPS.search(source.data))
 
 
 def _once(findings: list[Finding], sources: Sequence[Source]) -> list[Finding]:
@@ -111,9 +120,9 @@ def _lint_source(
     ]
     try:
         if _MAYBE.search(source.data):
-            module = program.modules.get(source.path) or parse(source.data, source.path)
+            module, hits = _parsed(program, source)
             program.add(module)
-            hits = _deep(program, module)
+            hits = [*hits, *_deep(program, module)]
         elif source.data.strip():
             parse(source.data, source.path)
     except (SyntaxError, ValueError) as error:
@@ -130,6 +139,20 @@ def _lint_source(
         and one.path in places
         and not silenced(places[one.path].text(one.line), one.code)
     ]
+
+
+def _parsed(program: Program, source: Source) -> tuple[Module, list[Hit]]:
+    """A file, also of an older Python; with the finding that it does not parse as this one."""
+    module = program.modules.get(source.path)
+    if module is None:
+        try:
+            module = parse(source.data, source.path)
+        except SyntaxError as error:
+            module = parse_older(source.data, source.path, error)
+            if module is None:
+                raise
+    refused = module.refused
+    return module, [_broken(source.path, refused)] if refused is not None else []
 
 
 def _deep(program: Program, module: Module) -> list[Hit]:

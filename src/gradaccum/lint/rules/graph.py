@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, certain, tensor_of
+from gradaccum.lint.facts import Facts, View, Window, certain, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Thing
@@ -25,7 +25,7 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             continue
         if event.kind == "running" and "again" not in event.flags:
             continue
-        if event.kind == "store" and "kept" not in event.flags:
+        if event.kind == "store" and ("kept" not in event.flags or _emptied(facts, event)):
             continue
         own = [
             mark
@@ -46,6 +46,17 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             (own[0], "the loss's own backward"),
         )
         return
+
+
+def _emptied(facts: Facts, store: Event) -> bool:
+    """Whether a list is made anew for each update, so that it cannot grow."""
+    depth = store.thing.depth if store.thing is not None else 0
+    return any(
+        0 < len(window.step.loops) <= depth
+        and window.step.loops == store.loops[: len(window.step.loops)]
+        for view in facts.views
+        for window in view.windows
+    )
 
 
 def _parts(event: Event) -> set[str]:
@@ -201,7 +212,8 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
         if usual < 2 or len(window.fresh) < usual:
             continue
         if not all(certain(view, facts, event) for event in window.fresh):
-            continue
+            if not _one_loss(facts, window):
+                continue
         if len({event.node for event in window.fresh}) > 1 or "hook" in window.step.flags:
             continue
         early = window.fresh[0]
@@ -209,9 +221,11 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
             continue
         if {"no_sync", "accumulate"} & early.flags or "unsynced" in tensor_of(early).flags:
             continue
-        models = tensor_of(early).models
-        if models and not models & wrapped and not any(model.kind == "unknown" for model in models):
+        models = tensor_of(early).models or view.optimizer.models
+        if models and not models & wrapped:
             continue
+        if any(item.value == 1 for item in tensor_of(early).divisors):
+            continue  # the script refuses to accumulate with several ranks
         if "accelerate" in early.flags or "fabric" in early.flags:
             continue
         yield hit(
@@ -221,6 +235,12 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
             (window.step, "the update"),
         )
         return
+
+
+def _one_loss(facts: Facts, window: Window) -> bool:
+    """Whether one line differentiates for all optimizers, once an iteration."""
+    nodes = {event.node for event in facts.backwards}
+    return len(nodes) == 1 and len({event.loops for event in window.fresh}) == len(window.fresh)
 
 
 def _wrapped(facts: Facts) -> set[Thing]:
@@ -363,6 +383,7 @@ def _inside(part: Thing | None, whole: Thing) -> bool:
 
 def low_precision(facts: Facts) -> Iterator[Hit]:
     """GA801."""
+    steps = any(event.kind == "step" for event in facts.trace.events)
     for event in facts.backwards:
         if not event.loops:
             continue
@@ -374,6 +395,8 @@ def low_precision(facts: Facts) -> Iterator[Hit]:
             for other in facts.trace.events
         )
         for model in () if cleared else tensor_of(event).models:
+            if not steps and "grad" not in model.attrs:
+                continue  # nobody reads these gradients: the passes are timed, or tested
             if "low" in model.uses and count > 1 and "many" in facts.trace.window_keys:
                 yield hit(
                     "GA801",

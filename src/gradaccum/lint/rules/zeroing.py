@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, is_model_root, zeroes
+from gradaccum.lint.facts import (
+    FINITE,
+    Facts,
+    View,
+    Window,
+    certain,
+    common_loop,
+    is_model_root,
+    tensor_of,
+    zeroes,
+)
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Num, Thing
@@ -75,6 +85,7 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
             (mark, zero)
             for mark, zero in window.lost
             if not _detour(mark, zero, window)
+            and not _by_chance(facts, mark, zero, window)
             and (
                 len(zero.loops) >= len(mark.loops)
                 or (not window.fresh and zero.loops == window.step.loops)
@@ -82,13 +93,14 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
         ]
         if not inner or _by_hand(window):
             continue
+        if window.fresh:
+            inner = [(mark, zero) for mark, zero in inner if _meant(mark, window, facts)]
+            if not inner:
+                continue
         mark, zero = inner[-1]
         if zero.loops and common_loop(mark, zero) is None:
             continue
         if window.fresh:
-            same = [event for event in window.fresh if event.node is mark.node]
-            if not same or not _accumulates(view, window, facts):
-                continue
             yield hit(
                 "GA102",
                 zero,
@@ -116,18 +128,35 @@ def _detour(mark: Event, zero: Event, window: Window) -> bool:
     )
 
 
+def _by_chance(facts: Facts, mark: Event, zero: Event, window: Window) -> bool:
+    """Whether it is for the data to say if the zeroing comes at all: or only between windows."""
+    shared = {*mark.unsure, *window.step.unsure}
+    return any(
+        facts.trace.decisions.get(key, (True, False))[1] for key in zero.unsure if key not in shared
+    )
+
+
 def _by_hand(window: Window) -> bool:
     return any(event.kind in ("set_grad", "autograd_grad") for event in window.since)
 
 
-def _accumulates(view: View, window: Window, facts: Facts) -> bool:
-    """Whether the wiped passes were meant for this window: the same line, in the same loop."""
-    places = {(mark.node, tuple([loop.node for loop in mark.loops])) for mark, _ in window.lost}
-    if any((event.node, tuple([loop.node for loop in event.loops])) in places
-           for event in window.fresh):  # fmt: skip
-        first = window.lost[0][0]
-        return common_loop(first, window.step) is not None or bool(first.loops)
-    return False
+def _meant(mark: Event, window: Window, facts: Facts) -> bool:
+    """Whether a wiped pass was meant for this window: it ran where a pass of the window ran.
+
+    The same line in the same loop, or one beside it whose loss is divided for the window as well.
+    """
+
+    def place(event: Event) -> list[object]:
+        return [loop.node for loop in event.loops]
+
+    def shared(event: Event) -> set[str]:
+        return {item.key for item in tensor_of(event).divisors} & facts.trace.window_keys
+
+    return bool(mark.loops) and any(
+        place(event) == place(mark)
+        and (event.node is mark.node or bool(shared(event) & shared(mark)))
+        for event in window.fresh
+    )
 
 
 def hook_steps(facts: Facts, view: View) -> Iterator[Hit]:
@@ -290,10 +319,6 @@ def overwritten(facts: Facts) -> Iterator[Hit]:
             return
 
 
-_FINITE = ("norm@", "isfinite", "isnan", "isinf")
-"""What a condition on the gradients' norm is made of."""
-
-
 def never_recovers(facts: Facts, view: View) -> Iterator[Hit]:
     """GA104: cleared only where the norm was finite."""
     if facts.opaque or facts.driven or len(view.windows) < 2:
@@ -306,7 +331,7 @@ def never_recovers(facts: Facts, view: View) -> Iterator[Hit]:
         doubt = [
             key
             for key in zero.unsure
-            if key in window.step.unsure and any(word in key for word in _FINITE)
+            if key in window.step.unsure and any(word in key for word in FINITE)
         ]
         if doubt and not any(key in window.fresh[-1].unsure for key in doubt):
             yield hit(

@@ -43,6 +43,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[..., bool]] = {
     ast.GtE: operator.ge,
 }
 _NEGATIVE: dict[type[ast.cmpop], str] = {ast.NotEq: "Eq", ast.IsNot: "Is", ast.NotIn: "In"}
+OWN = "own"
+"""The key of a divisor that a micro-batch's own forward made."""
 BIG = 8
 """A written window length beyond this one is walked as a short one."""
 
@@ -119,7 +121,7 @@ def _from_leaf(value: Value) -> Value:
 
 
 def _number(walker: Walker, value: Value) -> Value:
-    if isinstance(value, Thing) and value.key in walker.known:
+    if isinstance(value, Thing) and (value.key in walker.known or value.key in walker.asserted):
         return walker.symbol(value.key)
     return value
 
@@ -196,7 +198,11 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
         if isinstance(op, ast.MatMult):
             alike = {"similarity"} if left.models & right.models else set()
             return both.but(divisors=(), partial=(), flags=both.flags | alike)
-        return divided(both.but(divisors=left.divisors, partial=()), Thing("unknown", "tensor"))
+        own = bool(right.forwards) and right.forwards <= left.forwards
+        # by a count that the same micro-batch made: a mean of its own, and no sum any more
+        flags = both.flags - {"sum"} if own else both.flags
+        return divided(both.but(divisors=left.divisors, partial=(), flags=flags),
+                       Thing("unknown", OWN if own else "tensor"))  # fmt: skip
     tensor, other = (left, right) if isinstance(left, Tensor) else (right, left)
     assert isinstance(tensor, Tensor)
     other = _number(walker, other)
@@ -210,8 +216,22 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
             return divided(tensor, Thing("unknown", "reciprocal"))
         return divided(tensor, other)
     if isinstance(op, ast.Mult):
-        return _times(tensor, other)
+        return tensor if _is_width(node) else _times(tensor, other)
     return tensor
+
+
+def _is_width(node: ast.AST) -> bool:
+    """Whether a factor is the size of a tensor beyond its first axis: no share of a window."""
+    for part in (node.left, node.right) if isinstance(node, ast.BinOp) else ():
+        if isinstance(part, ast.Call) and getattr(part.func, "attr", "") in ("size", "dim"):
+            axis: ast.expr | None = part.args[0] if part.args else None
+        elif isinstance(part, ast.Subscript) and getattr(part.value, "attr", "") == "shape":
+            axis = part.slice
+        else:
+            continue
+        if isinstance(axis, ast.Constant) and isinstance(axis.value, int) and axis.value > 0:
+            return True
+    return False
 
 
 def _sum_over_window(tensor: Tensor) -> bool:
@@ -393,8 +413,11 @@ def _compare(
 ) -> bool | tuple[str, bool, bool]:
     values = [evaluate(walker, env, part) for part in (test.left, *test.comparators)]
     open_: tuple[str, bool, bool] | None = None
-    for op, left, right in zip(test.ops, values, values[1:], strict=False):
-        result = _pair(walker, op, left, right, test, around)
+    nodes = (test.left, *test.comparators)
+    for index, op in enumerate(test.ops):
+        result = _pair(
+            walker, op, values[index : index + 2], nodes[index : index + 2], test, around
+        )
         if result is False:
             return False
         if result is not True:
@@ -405,11 +428,12 @@ def _compare(
 def _pair(
     walker: Walker,
     op: ast.cmpop,
-    left: Value,
-    right: Value,
+    values: list[Value],
+    nodes: tuple[ast.expr, ...],
     test: ast.Compare,
     around: ast.AST | None,
 ) -> bool | tuple[str, bool, bool]:
+    left, right = values
     if right is None and isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)):
         positive = isinstance(op, (ast.IsNot, ast.NotEq))
         if left is None:
@@ -437,8 +461,12 @@ def _pair(
             return (left in right.items) == isinstance(op, ast.In)
     changes = varies(left) or varies(right)
     negative = _NEGATIVE.get(type(op))
-    key = f"{key_of(left)} {negative or type(op).__name__} {key_of(right)}"
-    return key, changes, negative is None
+    names = [
+        text(node) if isinstance(value, Num) and value.varies and not value.tags else key_of(value)
+        for value, node in zip((left, right), nodes, strict=True)
+    ]
+    # a counter by its name: what is asked of it is decided alike in all iterations
+    return f"{names[0]} {negative or type(op).__name__} {names[1]}", changes, negative is None
 
 
 def _counts(counter: Num, limit: Thing, test: ast.Compare, around: ast.AST | None) -> bool:

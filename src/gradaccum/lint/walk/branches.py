@@ -20,6 +20,7 @@ __all__ = ["branch", "match", "truth"]
 
 
 _SPECIAL = CORE | {"ddp"}
+_WEIGHS = frozenset({"multiply_grads", "scale_gradients", "scale_grads"})
 _TRAINS = frozenset({"step", "backward", "manual_backward"})
 
 
@@ -36,12 +37,14 @@ class Fork:
     steps: bool
     binds: bool
     forks: bool
-    """It binds what a training call is made of."""
+    """It binds what a training call is made of, or scales gradients."""
     skips: bool
     less: bool
     """Only the other branch holds a backward pass."""
     rank: int
     """0 if both branches train, 1 if one wraps a model, 2 for all others."""
+    unbound: frozenset[str] = frozenset()
+    """Names that all arms of an `if`, `elif` chain bind, where this is its last arm."""
 
 
 def _fork(walker: Walker, node: ast.If, env: Env) -> Fork:
@@ -57,13 +60,31 @@ def _fork(walker: Walker, node: ast.If, env: Env) -> Fork:
             bool(mentioned & _SPECIAL),
             "step" in mentioned,
             any(not isinstance(child, ast.Expr) for child in (*body, *other)),
-            id(node) in found.forks,
+            id(node) in found.forks or bool(mentioned & _WEIGHS),
             _skips(body, found),
             _trains(node.body, found) < _trains(node.orelse, found),
             _rank(node, found),
+            _bound_by_all(node, found),
         )
     assert isinstance(known, Fork)
     return known
+
+
+def _bound_by_all(node: ast.If, found: Slice) -> frozenset[str]:
+    """The names that a chain's arms bind, kept for its last arm if that is an `elif`."""
+    names = found.arms.get(id(node))
+    own = frozenset(
+        target.id
+        for child in node.body
+        if isinstance(child, ast.Assign)
+        for target in child.targets
+        if isinstance(target, ast.Name)
+    )
+    names = own if names is None else names & own
+    if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
+        found.arms[id(node.orelse[0])] = names
+        return frozenset()
+    return names if id(node) in found.arms and not node.orelse else frozenset()
 
 
 def branch(walker: Walker, node: ast.If, env: Env) -> str:
@@ -80,6 +101,11 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
         # a script that refuses its settings does not train with them
         return walker.block(node.body if value and not refused else node.orelse, env)
     key, changes, positive = value
+    if fork.unbound and all(env.find(name) is None for name in fork.unbound):
+        # none of the arms would leave a name that is used later without a value
+        walker.trace.decisions.setdefault(key, (positive, changes))
+        walker.turnable.add(key)
+        return walker.block(node.body, env)
     if fork.leaves:
         # the windows that are full are counted, and the loop ends or skips behind them
         if changes and _FULL.search(key) and _in_training(walker, env):
@@ -87,7 +113,7 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
         return walker.block(node.orelse, env)
     if fork.other_leaves:
         return walker.block(node.body, env)
-    if not fork.trains and not fork.binds:
+    if not fork.trains and not fork.binds and not fork.forks:
         walker.unsure.append("?" + key)
         try:
             signal = walker.block(node.body, env)

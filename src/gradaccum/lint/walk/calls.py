@@ -10,6 +10,7 @@ from gradaccum.lint.walk import effects, library
 from gradaccum.lint.walk.arithmetic import asked, merged
 from gradaccum.lint.walk.attributes import attribute
 from gradaccum.lint.walk.classes import base_kind, find_method
+from gradaccum.lint.walk.contents import models_of
 from gradaccum.lint.walk.evaluate import evaluate, text
 from gradaccum.lint.walk.loops import LENGTH
 from gradaccum.lint.walk.tensor_methods import tensor_method
@@ -72,6 +73,9 @@ def _method(
         return unknown_call(walker, node, None, args, kwargs)
     if isinstance(receiver, Thing):
         if receiver.key == "super()":
+            method = _above(walker, receiver, name)
+            if method is not None:
+                return _enter(walker, method, args, kwargs)
             return Thing("unknown", f"super().{name}()", bool(walker.loops))
         if receiver.kind in ("external", "file"):
             return apply(walker, node, attribute(walker, receiver, name, node), args, kwargs)
@@ -98,6 +102,19 @@ def _method(
         if receiver.kind == "model" and name not in effects.PLAIN:
             return effects.forward(walker, node, receiver, tensors([*args, *kwargs.values()]))
     return unknown_call(walker, node, receiver, args, kwargs)
+
+
+def _above(walker: Walker, receiver: Thing, name: str) -> Func | None:
+    """The method that `super()` means, where we have the class."""
+    home = receiver.attrs.get("__home__")
+    for base in home.node.bases if isinstance(home, Class) else ():
+        value = evaluate(walker, home.env, base)  # type: ignore[union-attr]
+        if isinstance(value, Class) and value is not home:
+            method = find_method(walker, value, name)
+            if method is not None:
+                method.owner = receiver.args[0]
+                return method
+    return None
 
 
 def _updates(method: Func) -> bool:
@@ -173,7 +190,7 @@ def instantiate(
     made = Thing(kind, home.node.name, node=node, depth=len(walker.loops), args=tuple(args),
                  kwargs=dict(kwargs))  # fmt: skip
     made.attrs["__class__"] = home
-    made.models = library.models_of([*args, *kwargs.values()])
+    made.models = models_of([*args, *kwargs.values()])
     method = find_method(walker, home, "__init__")
     if method is not None:
         method.owner = made
@@ -186,7 +203,7 @@ def _list_method(
 ) -> Value:
     if name in ("append", "add") and args:
         if isinstance(args[0], Tensor) and len(walker.loops) > receiver.depth:
-            walker.note("store", node, None, args[0], "kept")
+            walker.note("store", node, Thing("list", "list", depth=receiver.depth), args[0], "kept")
         if len(receiver.items) < 64:
             receiver.items.append(args[0])
     elif name in ("extend", "__iadd__") and args:
@@ -281,7 +298,7 @@ def unknown_call(
     if args and isinstance(args[0], Thing) and args[0].kind in library.ITERABLES:
         return Thing("wrapped", text(node.func), args=(args[0],))
     parts = tensors(values)
-    callers = library.models_of([value for value in values if isinstance(value, Thing)])
+    callers = models_of([value for value in values if isinstance(value, Thing)])
     if not isinstance(node.func, ast.Attribute) and isinstance(target, Thing):
         if target.kind == "unknown" and (walker.loops or parts):
             return effects.forward(walker, node, target, parts)

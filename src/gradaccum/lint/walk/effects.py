@@ -6,8 +6,8 @@ import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.walk import library
 from gradaccum.lint.walk.arithmetic import divided, merged
+from gradaccum.lint.walk.contents import is_low, models_of, opaque
 from gradaccum.lint.walk.evaluate import text
 from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
@@ -258,7 +258,7 @@ def _scale(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
     if len(args) == 1 and receiver.kind in ("scaler", "unknown"):
         receiver.uses.add("scale")
         return _as_loss(args[0]).but(scaler=receiver)
-    return library.opaque(walker, node)
+    return opaque(walker, node)
 
 
 def clip(walker: Walker, node: ast.AST, target: Value, limit: Value, *flags: str) -> Value:
@@ -267,7 +267,7 @@ def clip(walker: Walker, node: ast.AST, target: Value, limit: Value, *flags: str
     if not endless:
         thing = target if isinstance(target, Thing) else None
         if isinstance(target, Seq):
-            thing = Thing("params", "list", models=library.models_of([target]),
+            thing = Thing("params", "list", models=models_of([target]),
                           args=tuple(target.items[:16]))  # fmt: skip
         scaled = isinstance(limit, Thing) and "get_scale" in limit.key
         marks = [*flags, *(["rescaled"] if scaled else [])]
@@ -341,7 +341,7 @@ def _lower(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
 
 def _to(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
         kwargs: dict[str, Value]) -> Value:  # fmt: skip
-    if any(library.is_low(value) for value in (*args, *kwargs.values())):
+    if any(is_low(value) for value in (*args, *kwargs.values())):
         receiver.uses.add("low")
     return receiver
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.walk import calls, effects
 from gradaccum.lint.walk.arithmetic import merged, symbols
 from gradaccum.lint.walk.attributes import attribute
+from gradaccum.lint.walk.contents import has_params, is_complex, is_low, models_of, opaque
 from gradaccum.lint.walk.evaluate import key_of, text
 from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
 
-__all__ = ["ITERABLES", "external_call", "models_of", "opaque"]
+__all__ = ["ITERABLES", "external_call"]
 
 ITERABLES = frozenset({"cycle", "enumerate", "range", "zip", "loader", "wrapped"})
 _CONTEXTS = {
@@ -27,56 +29,15 @@ _CONTEXTS = {
 _SAME = frozenset({"compile", "DataParallel", "convert_sync_batchnorm", "unwrap_model", "iter",
                    "fully_shard"})  # fmt: skip
 _WRAPPERS = ("DistributedDataParallel", "DDP")
+_OPTIMIZERS = re.compile(
+    r"(adam|sgd|lamb|lars|lion|adafactor|ranger|novograd|sophia|muon|shampoo|prodigy|madgrad"
+    r"|rmsprop|adagrad|adadelta|optimizer)(w|\d*bit|2|v2)?$",
+    re.IGNORECASE,
+)
+"""Classes of optimizers that other libraries have, by how they are called."""
 _ROUND = {"max": max, "min": min}
 _FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
                     "nn.Parameter", "zeros_like", "ones_like"})  # fmt: skip
-
-
-def opaque(walker: Walker, node: ast.Call) -> Thing:
-    """A result nobody knows."""
-    where = f"{text(node.func)}()@{node.lineno}"
-    return Thing("unknown", where, bool(walker.loops), node=node, depth=len(walker.loops))
-
-
-def is_low(value: Value) -> bool:
-    """Whether a value is a 16-bit floating dtype."""
-    return isinstance(value, Thing) and value.key.split(".")[-1] in ("bfloat16", "float16", "half")
-
-
-def is_complex(value: Value) -> bool:
-    """Whether a value is a complex dtype."""
-    return isinstance(value, Thing) and value.key.split(".")[-1] in (
-        "complex32", "complex64", "complex128", "cfloat", "cdouble", "chalf"
-    )  # fmt: skip
-
-
-def models_of(values: list[Value], depth: int = 0) -> frozenset[Thing]:
-    """The models whose parameters are among `values`."""
-    found: set[Thing] = set()
-    for value in values:
-        if isinstance(value, Seq) and depth < 4:
-            found |= models_of(value.items[:16], depth + 1)
-        elif isinstance(value, Thing):
-            if value.kind in ("model", "leaf"):
-                found.add(value)
-                found |= value.models
-            elif value.kind in ("params", "param"):
-                found |= value.models
-            elif value.kind == "dict" and depth < 4:
-                found |= models_of(list(value.attrs.values()), depth + 1)
-            elif "called" in value.uses:
-                found.add(value)
-    return frozenset(found)
-
-
-def _has_params(value: Value, depth: int = 0) -> bool:
-    if isinstance(value, Seq):
-        return depth < 3 and any(_has_params(item, depth + 1) for item in value.items[:8])
-    if isinstance(value, Thing):
-        if value.kind in ("params", "leaf", "param"):
-            return True
-        return value.kind == "dict" and _has_params(value.attrs.get("params"), depth + 1)
-    return False
 
 
 def external_call(
@@ -240,7 +201,7 @@ def _construct(
         if is_complex(kwargs.get("dtype")):
             uses.add("complex")
         return Thing("leaf", f"{name}@{node.lineno}", node=node, depth=depth, uses=uses)
-    if name == "chain" and any(_has_params(value) for value in args):
+    if name == "chain" and any(has_params(value) for value in args):
         return Thing("params", "chain()", models=models_of(args), depth=depth)
     return _anything(walker, node, dotted, name, args, kwargs)
 
@@ -285,8 +246,8 @@ def _schedules(
                 value.uses.add("scheduled")
         return made
     first = args[0] if args else kwargs.get("params", kwargs.get("parameters"))
-    named = ".optim." in f".{lower}" and name[:1].isupper()
-    if named or (_has_params(first) and name[:1].isupper() and not dotted.startswith("torch.nn")):
+    named = name[:1].isupper() and (".optim." in f".{lower}" or bool(_OPTIMIZERS.search(name)))
+    if named or (has_params(first) and name[:1].isupper() and not dotted.startswith("torch.nn")):
         models = models_of([*args, *kwargs.values()])
         made = Thing("optimizer", name, node=node, depth=depth, models=models,
                      args=tuple(args), kwargs=kwargs)  # fmt: skip
@@ -353,7 +314,11 @@ def _builtin(
     walker: Walker, node: ast.Call, name: str, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     if name == "super":
-        return Thing("unknown", "super()")
+        owner, home = walker.owners[-1] if walker.owners else (None, None)
+        made = Thing("unknown", "super()", args=(owner,))
+        if home is not None:
+            made.attrs["__home__"] = home
+        return made
     if name == "len" and args:
         return _length(walker, node, args[0])
     if name == "range":

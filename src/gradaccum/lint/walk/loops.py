@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint.files.program import Module
 from gradaccum.lint.files.slicing import Slice
-from gradaccum.lint.walk.values import Env, Num, Seq, Thing, Value
+from gradaccum.lint.walk.evaluate import key_of, part_of
+from gradaccum.lint.walk.values import Env, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
@@ -128,6 +129,10 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
         yield Thing("param", f"{value.key}[i]", True, models=value.models, args=(value,)), True
         return
     count = trips(walker, node, env.module)
+    if isinstance(value, Tensor):
+        for index in range(count):
+            yield part_of(walker, value, "[i]"), index == count - 1
+        return
     if count not in (1, WINDOW):
         walker.trace.exact = False
     key = value.key if isinstance(value, Thing) else "item"
@@ -160,10 +165,13 @@ def _range(walker: Walker, node: ast.AST, value: Thing, env: Env) -> Iterator[tu
         if any(len(exact) % modulus == 0 for modulus in walker.module_slice(env.module).moduli):
             count = 24
     stop = bounds[min(1, len(bounds) - 1)] if bounds else None
-    if count == WINDOW and isinstance(stop, Thing):
-        chosen = walker.symbol(stop.key)
-        walker.trace.window_keys.add(stop.key)
-        count = int(chosen.value)
     start = numbers[0] if len(bounds) > 1 and isinstance(bounds[0], Num) else 0
+    if count == WINDOW and isinstance(stop, Thing):
+        if start and stop.args and stop.key == f"({key_of(stop.args[0])} Add {start})":
+            stop = stop.args[0]  # `range(1, n + 1)` counts n
+        if isinstance(stop, Thing):
+            chosen = walker.symbol(stop.key)
+            walker.trace.window_keys.add(stop.key)
+            count = int(chosen.value)
     for index in range(count):
         yield Num(start + index, frozenset(), True), index == count - 1

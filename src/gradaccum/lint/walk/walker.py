@@ -8,17 +8,15 @@ configuration of the script.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gradaccum.lint.files.program import Module, Program
-from gradaccum.lint.files.slicing import Slice, slice_module
-from gradaccum.lint.walk.arithmetic import augment
-from gradaccum.lint.walk.branches import branch, match, truth
-from gradaccum.lint.walk.effects import enter
-from gradaccum.lint.walk.evaluate import EXPRESSIONS, assign, evaluate, text
+from gradaccum.lint.files.slicing import Slice, opened, slice_module
+from gradaccum.lint.walk.classes import counted_by, ones
+from gradaccum.lint.walk.evaluate import EXPRESSIONS, evaluate, text
 from gradaccum.lint.walk.expressions import HANDLERS
-from gradaccum.lint.walk.loops import EXACT, UNEVEN, WINDOW, elements, trips
+from gradaccum.lint.walk.loops import UNEVEN, WINDOW
+from gradaccum.lint.walk.statements import STATEMENTS
 from gradaccum.lint.walk.trace import Doubt, Event, Frame, Trace
 from gradaccum.lint.walk.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
 
@@ -26,11 +24,7 @@ __all__ = ["Exhausted", "Walker"]
 
 EXPRESSIONS.update(HANDLERS)
 _FREE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-STEADY = 4
-"""Iterations that are enough where all of them step alike."""
 DEPTH = 12
-LONG = 3_000
-"""Statements after which two iterations of a loop are enough."""
 PER_WALK = 12_000
 """Statements and calls of one walk."""
 
@@ -47,6 +41,8 @@ class Walker:
     choices: list[bool]
     known: dict[str, float]
     """Symbols that an earlier walk found to count something, with the numbers chosen for them."""
+    asserted: dict[str, float] = field(default_factory=dict)
+    """Symbols that the script refuses to run with other numbers for."""
     budget: int = PER_WALK
     windows: set[str] = field(default_factory=set)
     """Symbols that count micro-batches, shared by all walks of a root."""
@@ -78,6 +74,8 @@ class Walker:
     """Conditions that choose between two ways to train, or wrap a model: turned before others."""
     hooks: list[tuple[Func, Thing]] = field(default_factory=list)
     """Hooks that run in every backward, with the parameter they stand on."""
+    owners: list[tuple[Value, Class | None]] = field(default_factory=list)
+    """Of each method that is being walked: its object, and the class that defines it."""
     result: Value = None
     stack: list[ast.AST] = field(default_factory=list)
 
@@ -131,6 +129,8 @@ class Walker:
 
     def symbol(self, key: str, value: float | None = None) -> Num:
         """The number chosen for `key`, the same in all walks of this root."""
+        if key in self.asserted:
+            return Num(self.asserted[key], frozenset((key,)))
         if key not in self.known:
             used = {number for name, number in self.known.items() if name != "length"}
             free = [number for number in (WINDOW, 2, 5, 4, 7) if number not in used]
@@ -180,7 +180,9 @@ class Walker:
         """What earlier decisions on conditions that hold this one leave open for it."""
         for name, (wanted, parts) in self.joints.items():
             outcome = self.trace.decisions.get(name)
-            if outcome is None or not any(part[0] == key for part in parts):
+            if outcome is None or name not in self.turnable:
+                continue  # not decided, or only for what did not matter
+            if not any(part[0] == key for part in parts):
                 continue
             positive = next(part[2] for part in parts if part[0] == key)
             if outcome[0] is not wanted:
@@ -196,7 +198,10 @@ class Walker:
         """The slice of a file, made once for all walks of a root."""
         found = self.slices.get(module.path)
         if found is None:
-            found = self.slices[module.path] = slice_module(module, self.program)
+            found = self.program.wide.get(module.path)
+            if found is None:
+                found = self.program.wide[module.path] = opened(slice_module(module, self.program))
+            self.slices[module.path] = found
         return found
 
     def scope(self, module: Module) -> Env:
@@ -214,8 +219,8 @@ class Walker:
         kept = slice_.bodies.get(id(body))
         if kept is None:
             keep = slice_.keep
-            kept = [(node, _HANDLERS[type(node)], not isinstance(node, _FREE))
-                    for node in body if id(node) in keep and type(node) in _HANDLERS]  # fmt: skip
+            kept = [(node, STATEMENTS[type(node)], not isinstance(node, _FREE))
+                    for node in body if id(node) in keep and type(node) in STATEMENTS]  # fmt: skip
             slice_.bodies[id(body)] = kept
         for node, handler, costs in kept:
             if costs:
@@ -234,9 +239,11 @@ class Walker:
             return Thing("unknown", f"{getattr(node, 'name', 'lambda')}()", bool(self.loops))
         env = Env({}, func.env, func.module)
         _bind(self, func, env, [*func.bound, *args], {**func.bound_kw, **kwargs})
-        self.visited.add(id(node))
+        whole = not _unsaid_window(func, len(func.bound) + len(args), kwargs)
+        begun = len(self.trace.events)
         self.stack.append(node)
         self.paths.append(func.module.path)
+        self.owners.append((func.owner, func.home))
         mark = len(self.contexts)
         try:
             if isinstance(node, ast.Lambda):
@@ -253,6 +260,29 @@ class Walker:
             del self.contexts[mark:]
             self.stack.pop()
             self.paths.pop()
+            self.owners.pop()
+            if whole and self._trained(func, begun):
+                self.visited.add(id(node))  # what was not is walked by itself as well
+
+    def _trained(self, func: Func, begun: int) -> bool:
+        """Whether a call came by the backward that its function spells out, if any."""
+        words = self.module_slice(func.module).functions.get(getattr(func.node, "name", ""), ())
+        if "backward" not in words and "manual_backward" not in words:
+            return True
+        return any(event.kind == "backward" for event in self.trace.events[begun:])
+
+
+def _unsaid_window(func: Func, given: int, kwargs: dict[str, Value]) -> bool:
+    """Whether a call leaves the length of a window at a default of 1, which switches it off."""
+    node = func.node
+    known = node.__dict__.get("_windows")
+    if known is None:
+        known = node.__dict__["_windows"] = ones(node) & counted_by(node)
+    if not known:
+        return False
+    names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+    given += func.owner is not None
+    return not known <= {*names[:given], *kwargs}
 
 
 def _bind(
@@ -282,211 +312,3 @@ def _bind(
     if spec.kwarg:
         rest = {name: value for name, value in kwargs.items() if name not in names}
         env.names[spec.kwarg.arg] = Thing("unknown", spec.kwarg.arg, attrs=rest)
-
-
-def _expr(walker: Walker, node: ast.Expr, env: Env) -> str:
-    evaluate(walker, env, node.value)
-    return ""
-
-
-def _assign(walker: Walker, node: ast.Assign, env: Env) -> str:
-    if isinstance(node.value, ast.BinOp) and len(node.targets) == 1:
-        spelled = _augmented(node, node.value)
-        if spelled is not None:
-            augment(walker, spelled, env, node)
-            return ""
-    value = evaluate(walker, env, node.value)
-    for target in node.targets:
-        assign(walker, env, target, value)
-    return ""
-
-
-def _augmented(node: ast.Assign, value: ast.BinOp) -> ast.AugAssign | None:
-    """`x = x + y` as `x += y`, made once for all walks."""
-    if "_augmented" not in node.__dict__:
-        first = node.targets[0]
-        made = None
-        if isinstance(first, (ast.Name, ast.Attribute)) and _same(first, value):
-            made = ast.copy_location(ast.AugAssign(first, value.op, value.right), node)
-        node.__dict__["_augmented"] = made
-    return node.__dict__["_augmented"]
-
-
-def _same(target: ast.expr, value: ast.BinOp) -> bool:
-    """Whether `x = x + y` is written for `x += y`."""
-    return isinstance(value.left, type(target)) and text(target) == text(value.left)
-
-
-def _ann_assign(walker: Walker, node: ast.AnnAssign, env: Env) -> str:
-    if node.value is not None:
-        assign(walker, env, node.target, evaluate(walker, env, node.value))
-    return ""
-
-
-def _aug_assign(walker: Walker, node: ast.AugAssign, env: Env) -> str:
-    augment(walker, node, env)
-    return ""
-
-
-def _return(walker: Walker, node: ast.Return, env: Env) -> str:
-    value = evaluate(walker, env, node.value) if node.value is not None else None
-    walker.result = value
-    return "return"
-
-
-def _define(walker: Walker, node: ast.FunctionDef, env: Env) -> str:
-    env.set(node.name, Func(node, env, env.module))
-    return ""
-
-
-def _class(walker: Walker, node: ast.ClassDef, env: Env) -> str:
-    env.set(node.name, Class(node, env, env.module))
-    return ""
-
-
-def _import(walker: Walker, node: ast.Import | ast.ImportFrom, env: Env) -> str:
-    for alias in node.names:
-        name = alias.asname or alias.name.split(".")[0]
-        env.names.pop(name, None)  # the file's table of imports answers from here on
-    return ""
-
-
-def _global(walker: Walker, node: ast.Global, env: Env) -> str:
-    for name in node.names:
-        env.outer[name] = walker.scope(env.module)
-    return ""
-
-
-def _nonlocal(walker: Walker, node: ast.Nonlocal, env: Env) -> str:
-    for name in node.names:
-        found = env.parent.find(name) if env.parent else None
-        if found is not None:
-            env.outer[name] = found
-    return ""
-
-
-def _for(walker: Walker, node: ast.For, env: Env) -> str:
-    iterable = evaluate(walker, env, node.iter)
-    items = elements(walker, node, iterable, env)
-    return _loop(walker, node, env, items, lambda item: assign(walker, env, node.target, item))
-
-
-def _loop(
-    walker: Walker,
-    node: ast.For | ast.While,
-    env: Env,
-    items: Iterator[tuple[Value, bool]],
-    bind: Callable[[Value], None],
-) -> str:
-    frame = Frame(node, walker.tick())
-    walker.loops.append(frame)
-    shapes: list[tuple[tuple[str, int, str], ...]] = []
-    budget, begun = walker.budget, len(walker.trace.events)
-    try:
-        for index, (item, last) in enumerate(items):
-            frame.turn(index, last)
-            bind(item)
-            start = len(walker.trace.events)
-            accumulations = walker.accumulations
-            signal = walker.block(node.body, env)
-            if signal == "break":
-                return ""
-            if signal == "return":
-                return signal
-            if index < STEADY:
-                shapes.append(_shape(walker.trace.events[start:]))
-                if index == STEADY - 1 and shapes[0] and len(set(shapes)) == 1:
-                    break  # every iteration steps alike: more of them would say no more
-            if index and _enough(walker, budget - walker.budget, begun):
-                break  # a whole training, twice over
-            if walker.accumulations > accumulations + 1:
-                break  # an engine that keeps its own windows flushes at the end of each epoch
-    finally:
-        walker.loops.pop()
-    return walker.block(node.orelse, env)
-
-
-def _enough(walker: Walker, cost: int, begun: int) -> bool:
-    """Whether a loop took long; one that has not stepped yet may take longer."""
-    if cost <= LONG:
-        return False
-    steps = any(event.kind == "step" for event in walker.trace.events[begun:])
-    return steps or cost > 2 * LONG
-
-
-def _shape(events: list[Event]) -> tuple[tuple[str, int, str], ...]:
-    """What an iteration did, if it stepped; else nothing."""
-    if not any(event.kind == "step" for event in events):
-        return ()
-    return tuple(
-        (event.kind, id(event.node), event.thing.key if event.thing else "")
-        for event in events
-        if event.kind not in ("escape", "store", "running")
-    )
-
-
-def _while(walker: Walker, node: ast.While, env: Env) -> str:
-    def items() -> Iterator[tuple[Value, bool]]:
-        limit = trips(walker, node, env.module)
-        count = 0
-        while count < 4 * EXACT:
-            value = truth(walker, env, node.test, node)
-            if value is False:
-                return
-            if (value is not True or _endless(node)) and count >= limit:
-                return
-            count += 1
-            yield None, False
-
-    return _loop(walker, node, env, items(), lambda _: None)
-
-
-def _endless(node: ast.While) -> bool:
-    return isinstance(node.test, ast.Constant)
-
-
-def _with(walker: Walker, node: ast.With, env: Env) -> str:
-    mark = len(walker.contexts)
-    try:
-        for item in node.items:
-            value = evaluate(walker, env, item.context_expr)
-            bound = enter(walker, value, item.context_expr)
-            if item.optional_vars is not None:
-                assign(walker, env, item.optional_vars, bound)
-        return walker.block(node.body, env)
-    finally:
-        del walker.contexts[mark:]
-
-
-def _try(walker: Walker, node: ast.Try, env: Env) -> str:
-    signal = walker.block(node.body, env) or walker.block(node.orelse, env)
-    return walker.block(node.finalbody, env) or signal
-
-
-_HANDLERS: dict[type[ast.AST], Callable[..., str]] = {
-    ast.Expr: _expr,
-    ast.Assign: _assign,
-    ast.AnnAssign: _ann_assign,
-    ast.AugAssign: _aug_assign,
-    ast.Return: _return,
-    ast.Raise: lambda *_: "return",
-    ast.Break: lambda *_: "break",
-    ast.Continue: lambda *_: "continue",
-    ast.FunctionDef: _define,
-    ast.AsyncFunctionDef: _define,
-    ast.ClassDef: _class,
-    ast.Import: _import,
-    ast.ImportFrom: _import,
-    ast.Global: _global,
-    ast.Nonlocal: _nonlocal,
-    ast.If: branch,
-    ast.For: _for,
-    ast.AsyncFor: _for,
-    ast.While: _while,
-    ast.With: _with,
-    ast.AsyncWith: _with,
-    ast.Try: _try,
-    ast.Match: match,
-}
-if hasattr(ast, "TryStar"):
-    _HANDLERS[ast.TryStar] = _try

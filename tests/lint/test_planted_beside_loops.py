@@ -1,7 +1,6 @@
 """Plant the faults that need something beside the loop: a mask, a stream, a shared weight."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -9,7 +8,7 @@ from gradaccum.lint.files.program import Program
 from gradaccum.lint.judge import judge
 
 from .good_loops import HEAD, LOOPS
-from .test_mutation import at, both, indent, insert, name_of, replace
+from .planting import Change, at, both, indent, insert, name_of, replace
 
 MORE = """
 from contextlib import nullcontext
@@ -33,7 +32,6 @@ block, dropper = Block(), nn.Dropout(0.1)
 phase = torch.zeros(3, dtype=torch.complex64, requires_grad=True)
 mask, ids = dataset.mask, dataset.ids
 """
-Change = Callable[[list[str]], list[str] | None]
 
 
 def codes(text: str, head: str = HEAD) -> set[str]:
