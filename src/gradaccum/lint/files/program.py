@@ -68,6 +68,8 @@ class Program:
         self.modules: dict[str, Module | None] = {}
         self.slices: dict[str, object] = {}
         """What slicing.py found in each file."""
+        self.sums: dict[str, bool] = {}
+        """Whether a file spells out a loss that is a sum; filled while walking."""
         self._tails: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
         for path in self.texts:
             pieces = PurePath(path).with_suffix("").parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gradaccum.lint.facts import Facts, View, certain, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
@@ -200,7 +201,7 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
         usual = view.usual(window.step)
         if usual < 2 or len(window.fresh) < usual:
             continue
-        if not all(certain(view, facts, event) for event in window.fresh):
+        if not all(_reached(view, facts, event, wrapped) for event in window.fresh):
             continue
         if len({event.node for event in window.fresh}) > 1 or "hook" in window.step.flags:
             continue
@@ -218,11 +219,36 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
             continue
         yield hit(
             "GA601",
-            early,
+            _both_passes(facts, early, wrapped),
             "every micro-batch synchronises the gradients of all ranks; once a window is enough",
             (window.step, "the update"),
         )
         return
+
+
+def _both_passes(facts: Facts, mark: Event, wrapped: set[Thing]) -> Event:
+    """Where `no_sync` would stand: the call with both passes, if the backward is in a helper."""
+    events = facts.trace.events
+    models = tensor_of(mark).models & wrapped
+    forwards = [event for event in events[: events.index(mark)]
+                if event.kind == "forward" and event.thing in models]  # fmt: skip
+    if not forwards:
+        return mark
+    shared = 0
+    for one, other in zip(forwards[-1].calls, mark.calls, strict=False):
+        if one is not other:
+            break
+        shared += 1
+    if shared == len(mark.calls):
+        return mark
+    node, path = mark.calls[shared]
+    return replace(mark, node=node, path=path)
+
+
+def _reached(view: View, facts: Facts, event: Event, wrapped: set[Thing]) -> bool:
+    """Whether a backward surely synchronises parameters of this optimizer: others may as well."""
+    known = tensor_of(event).models & view.optimizer.models & wrapped
+    return bool(known) or certain(view, facts, event)
 
 
 def _wrapped(facts: Facts) -> set[Thing]:

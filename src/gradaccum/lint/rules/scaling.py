@@ -42,7 +42,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
             continue
         if _compensated(facts, window) or loss.divisors:
             continue
-        if loss.flags & {"sum", "cat", "weighted", "leaf"} and not sometimes:
+        if loss.flags & {"sum", "hidden", "cat", "weighted", "leaf"} and not sometimes:
             continue
         if late is not None:
             yield hit(
@@ -101,8 +101,13 @@ def _divided_late(facts: Facts, mark: Event, usual: int) -> Event | None:
 
 
 def _one_line(window: Window) -> bool:
+    """Whether there is one pass for each micro-batch, though each branch may spell it out."""
+    if "closure" in window.step.flags:
+        return False
     nodes = {event.node for event in window.fresh}
-    return len(nodes) == 1 and "closure" not in window.step.flags
+    around = {tuple([loop.node for loop in event.loops]) for event in window.fresh}
+    turns = {event.loops for event in window.fresh}
+    return len(nodes) == 1 or (len(turns) == len(window.fresh) and len(around) == 1)
 
 
 def _is_window(facts: Facts, view: View, window: Window) -> bool:

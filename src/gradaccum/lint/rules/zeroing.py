@@ -75,6 +75,7 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
             (mark, zero)
             for mark, zero in window.lost
             if not _detour(mark, zero, window)
+            and not _next_epoch(mark, zero)
             and not _by_chance(facts, mark, zero, window)
             and (
                 len(zero.loops) >= len(mark.loops)
@@ -109,6 +110,19 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
                 (mark, "this backward is wiped"),
                 (window.step, "the step finds nothing"),
             )
+
+
+def _next_epoch(mark: Event, zero: Event) -> bool:
+    """Whether the loop of a pass was over before the zeroing came: GA302 says it better."""
+    at = len(mark.loops) - 1
+    return (
+        at > 0
+        and len(zero.loops) > at
+        and (
+            mark.loops[at].node is zero.loops[at].node
+            and mark.loops[at].entry != zero.loops[at].entry
+        )
+    )
 
 
 def _detour(mark: Event, zero: Event, window: Window) -> bool:

@@ -61,6 +61,8 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
         return _tensor(walker, op, left, right, node)
     if isinstance(op, ast.Mod):
         left, right = _modulus(walker, left, right, node)
+    elif isinstance(op, ast.Add):
+        left, right = _iterations(walker, left, right), _iterations(walker, right, left)
     left, right = _number(walker, left), _number(walker, right)
     if isinstance(left, Num) and isinstance(right, Num):
         function = _MATH.get(type(op))
@@ -91,6 +93,8 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
         args=(left, right),
         depth=len(walker.loops),
     )
+    if isinstance(op, ast.Mult):
+        made.uses.add("times")
     if isinstance(op, (ast.Div, ast.Mult)) and isinstance(left, Thing):
         made.uses.add("divided")  # whatever it is: as a loss, it is no longer the undivided one
     if _of_grad(left) or _of_grad(right):
@@ -99,6 +103,19 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
         made.uses.add("param")
         made.models = left.models
     return made
+
+
+def _iterations(walker: Walker, value: Value, other: Value) -> Value:
+    """`epoch * X` beside a counter it is added to: X is how often that counter's loop turns."""
+    if not isinstance(value, Thing) or not isinstance(other, Num) or not other.varies:
+        return value
+    parts = value.args if value.kind == "unknown" and "times" in value.uses else ()
+    epochs = [part for part in parts if isinstance(part, Num) and part.varies and not part.tags]
+    if len(walker.loops) < 2 or len(epochs) != 1 or len(parts) != 2:
+        return value
+    walker.trace.exact = False
+    length = walker.known.get("length", 8)
+    return Num(epochs[0].value * length, frozenset(("#epochs",)), True)
 
 
 def _drawn(left: Value, right: Value) -> tuple[Value, Value]:

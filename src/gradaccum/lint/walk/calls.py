@@ -70,6 +70,11 @@ def _method(
         method = find_method(walker, receiver, name)
         if method is not None:
             return _enter(walker, method, args, kwargs)
+        if name.startswith(("from_", "load_")):
+            made = Thing(base_kind(walker, receiver), f"{text(node.func)}()@{node.lineno}",
+                         node=node, depth=len(walker.loops))  # fmt: skip
+            made.attrs["__class__"] = receiver
+            return made
         return unknown_call(walker, node, None, args, kwargs)
     if isinstance(receiver, Thing):
         if receiver.key == "super()":

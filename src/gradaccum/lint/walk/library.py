@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ITERABLES", "external_call"]
 
-ITERABLES = frozenset({"cycle", "enumerate", "range", "zip", "loader", "wrapped"})
+ITERABLES = frozenset({"cycle", "enumerate", "generator", "range", "zip", "loader", "wrapped"})
 _CONTEXTS = {
     "no_grad": "no_grad",
     "inference_mode": "inference_mode",
@@ -366,6 +366,8 @@ def _length(walker: Walker, node: ast.Call, value: Value) -> Value:
             return last
     if isinstance(value, Thing) and "stream" in value.uses and walker.loops:
         walker.note("stream_length", node, value)
+    if isinstance(value, Thing) and value.kind == "unknown" and value.key.endswith("[i]"):
+        return Thing("unknown", f"len({value.key})", True)  # of a batch, not of a loader
     if isinstance(value, (Thing, Seq)) and not isinstance(value, Class):
         return Num(walker.known.get("length", 8), frozenset((f"len({key_of(value)})",)))
     return Thing("unknown", "len()", True)

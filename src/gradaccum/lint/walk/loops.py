@@ -33,6 +33,15 @@ WINDOW = 3
 def trips(walker: Walker, node: ast.AST, module: Module) -> int:
     """How often a loop of unknown length is walked."""
     found = walker.module_slice(module)
+    if walker.turnings and id(node) in found.yielding:
+        if any(id(child) in found.yielding for child in _loops_below(getattr(node, "body", []))):
+            return OUTER
+        turning = walker.turnings[-1]
+        walker.turnings.pop()
+        try:
+            return trips(walker, turning.node, turning.env.module)
+        finally:
+            walker.turnings.append(turning)
     if id(node) not in found.turns:
         found.turns[id(node)] = _turns(node, found)
     count = found.turns[id(node)]

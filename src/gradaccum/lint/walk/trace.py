@@ -38,6 +38,8 @@ class Event:
     flags: frozenset[str] = frozenset()
     unsure: tuple[str, ...] = ()
     """Conditions that nobody can evaluate and that were decided to get here."""
+    calls: tuple[tuple[ast.AST, str], ...] = ()
+    """Of a forward or backward pass: the statements, with their files, that called up to here."""
 
     @property
     def line(self) -> int:
