@@ -135,4 +135,41 @@ for i, (x, y) in enumerate(loader):
     "scaler.get_scale() * 2",
 )
 
+pair(
+    PAIRS,
+    "a clip before there is anything to clip",
+    "GA405",
+    MODEL
+    + """
+for i, (x, y) in enumerate(loader):
+    @
+    loss = F.cross_entropy(net(x), y) / args.every
+    loss.backward()
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+""".replace("@", "if i % args.every == 0:\n        @"),
+    "nn.utils.clip_grad_norm_(net.parameters(), 1.0)",
+    "pass",
+)
+
+pair(
+    PAIRS,
+    "a clip of what the step before left",
+    "GA405",
+    MODEL
+    + """
+for x, y in loader:
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    @
+    opt.step()
+    opt.zero_grad()
+""",
+    "pass",
+    "nn.utils.clip_grad_norm_(net.parameters(), 1.0)",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

@@ -180,6 +180,41 @@ for i, (rows, y) in enumerate(loader):
     " / args.every",
 )
 
+pair(
+    PAIRS,
+    "a mean over a micro-batch's own tokens",
+    "GA201",
+    MODEL
+    + """
+for i, (x, y) in enumerate(loader):
+    out = net(x)
+    loss = F.cross_entropy(out["logits"], y, reduction="sum") / out["tokens"]
+    (loss@).backward()
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+""",
+    "",
+    " / args.every",
+)
+
+pair(
+    PAIRS,
+    "a factor that is the width of the output",
+    "GA201",
+    MODEL
+    + """
+for i, (x, y) in enumerate(loader):
+    loss = F.binary_cross_entropy(net(x), y) * y.size(1)
+    (loss@).backward()
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+""",
+    "",
+    " * args.share",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

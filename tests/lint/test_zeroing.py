@@ -85,4 +85,59 @@ for i, (x, y) in enumerate(loader):
     "i in looks",
 )
 
+pair(
+    PAIRS,
+    "a function whose window is one unless its caller says otherwise",
+    "GA102",
+    """
+def train(net, opt, batches, every=1):
+    for i, (x, y) in enumerate(batches):
+        @
+        loss = F.cross_entropy(net(x), y) / every
+        loss.backward()
+        if (i + 1) % every == 0:
+            opt.step()
+            opt.zero_grad()
+
+def main():
+    net = nn.Linear(8, 2)
+    opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    for epoch in range(args.epochs):
+        train(net, opt, loader)
+
+main()
+""",
+    "opt.zero_grad()",
+    "pass",
+)
+
+pair(
+    PAIRS,
+    "wiped before either of two passes",
+    "GA102",
+    MODEL
+    + """
+net = DDP(net)
+for i, (x, y) in enumerate(loader):
+    @
+    loss = F.cross_entropy(net(x), y)
+    if args.every > 1:
+        loss = loss / args.every
+        if (i + 1) % args.every == 0:
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+        else:
+            with net.no_sync():
+                loss.backward()
+    else:
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+""",
+    "opt.zero_grad()",
+    "pass",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gradaccum.faults import CATALOGUE
 from gradaccum.lint.collector import paused
-from gradaccum.lint.files.program import Module, Program, parse
+from gradaccum.lint.files.program import Module, Program, parse, parse_older
 from gradaccum.lint.files.sources import Source
 from gradaccum.lint.rules.hits import Hit
 from gradaccum.lint.settings import INTERNAL, SYNTAX, Settings, silenced
@@ -111,9 +111,9 @@ def _lint_source(
     ]
     try:
         if _MAYBE.search(source.data):
-            module = program.modules.get(source.path) or parse(source.data, source.path)
+            module, hits = _parsed(program, source)
             program.add(module)
-            hits = _deep(program, module)
+            hits = [*hits, *_deep(program, module)]
         elif source.data.strip():
             parse(source.data, source.path)
     except (SyntaxError, ValueError) as error:
@@ -130,6 +130,20 @@ def _lint_source(
         and one.path in places
         and not silenced(places[one.path].text(one.line), one.code)
     ]
+
+
+def _parsed(program: Program, source: Source) -> tuple[Module, list[Hit]]:
+    """A file, also of an older Python; with the finding that it does not parse as this one."""
+    module = program.modules.get(source.path)
+    if module is None:
+        try:
+            module = parse(source.data, source.path)
+        except SyntaxError as error:
+            module = parse_older(source.data, source.path, error)
+            if module is None:
+                raise
+    refused = module.refused
+    return module, [_broken(source.path, refused)] if refused is not None else []
 
 
 def _deep(program: Program, module: Module) -> list[Hit]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gradaccum.lint.walk.trace import Event, Loop, Trace
 from gradaccum.lint.walk.values import Tensor, Thing
 
-__all__ = ["Facts", "View", "Window", "facts_of"]
+__all__ = ["FINITE", "Facts", "View", "Window", "facts_of"]
 
 
 @dataclass(slots=True)
@@ -67,6 +67,8 @@ class Facts:
     """Optimizers that always step at once: two halves of one model, and so one to a window."""
 
 
+FINITE = ("norm@", "isfinite", "isnan", "isinf")
+"""What a condition on whether a loss or the gradients are finite is made of."""
 _SCHEDULER_WORD = re.compile(r"sched", re.IGNORECASE)
 _OPTIMIZER_WORD = re.compile(r"optim|(^|[._])opt([._\d]|$)", re.IGNORECASE)
 _BESIDE_WORD = re.compile(r"prof|timer|meter|env|bar\b|sched|track|log|callback", re.IGNORECASE)

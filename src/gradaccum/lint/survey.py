@@ -11,7 +11,7 @@ from gradaccum.lint.files.program import Module, Program
 from gradaccum.lint.files.rows import NESTS
 from gradaccum.lint.files.slicing import CORE, Slice, slice_module
 from gradaccum.lint.walk.calls import instantiate
-from gradaccum.lint.walk.classes import base_kind, find_method
+from gradaccum.lint.walk.classes import base_kind, find_method, ones
 from gradaccum.lint.walk.evaluate import evaluate, key_of
 from gradaccum.lint.walk.loops import LENGTH
 from gradaccum.lint.walk.trace import Event, Frame, Trace
@@ -337,23 +337,10 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
     walker.loops.pop()
 
 
-def _ones(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
-    """The parameters whose default is the number 1."""
-    spec = node.args
-    names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
-    pairs = [*zip(reversed(names), reversed(spec.defaults), strict=False),
-             *zip([arg.arg for arg in spec.kwonlyargs], spec.kw_defaults, strict=True)]  # fmt: skip
-    return [
-        name
-        for name, default in pairs
-        if isinstance(default, ast.Constant) and type(default.value) is int and default.value == 1
-    ]
-
-
 def _unsaid(walker: Walker, home: Class) -> dict[str, Value]:
     """Arguments of a class that its caller may set: a default of 1 only switches a window off."""
     method = find_method(walker, home, "__init__")
-    return {} if method is None else {name: Thing("unknown", name) for name in _ones(method.node)}
+    return {} if method is None else {name: Thing("unknown", name) for name in ones(method.node)}
 
 
 _ANNOTATED = {

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-__all__ = ["Module", "Program", "parse"]
+from gradaccum.lint.files.older import modernised
+
+__all__ = ["Module", "Program", "parse", "parse_older"]
 
 
 @dataclass(slots=True, eq=False)
@@ -21,8 +23,20 @@ class Module:
     """Local name to dotted path, for every import in the file, wherever it stands."""
     functions: dict[str, ast.AST] = field(default_factory=dict)
     """Top-level functions and classes by name."""
+    refused: SyntaxError | None = None
+    """Why this Python does not parse it, where it was read as an older one."""
     env: object = None
     """The module's scope, once somebody walked its top level."""
+
+
+def parse_older(text: str | bytes, path: str, refused: SyntaxError) -> Module | None:
+    """Parse what `parse` refuses as the older Python that it may be; `None` if it is none."""
+    decoded = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    new = modernised(decoded)
+    module = parse(new, path) if new is not None else None
+    if module is not None:
+        module.refused = refused
+    return module
 
 
 def parse(text: str | bytes, path: str) -> Module:
@@ -85,7 +99,9 @@ class Program:
         if path not in self.modules:
             try:
                 self.modules[path] = parse(self.texts[path], path)
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
+            except SyntaxError as error:
+                self.modules[path] = parse_older(self.texts[path], path, error)
+            except (ValueError, RecursionError, MemoryError):
                 self.modules[path] = None
         return self.modules[path]
 

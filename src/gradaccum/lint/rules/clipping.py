@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, Window, owned, tensor_of
+from gradaccum.lint.facts import Facts, View, Window, certain, owned, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 
@@ -163,6 +163,30 @@ def clip_late(facts: Facts, view: View) -> Iterator[Hit]:
                 return
 
 
+def clip_nothing(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA405: a clip that comes only where nothing has been computed yet."""
+    early: list[Event] = []
+    fills = ("backward", "set_grad", "autograd_grad", "escape")
+    for window in view.windows:
+        marks = [event for event in window.since if event.kind in (*fills, "clip")]
+        if not window.fresh or not marks or "hook" in window.step.flags:
+            return
+        clips = [event for event in marks if event.kind == "clip"]
+        if not clips or any(event.kind != "clip" for event in marks[: len(clips)]):
+            return  # one of them comes after a backward
+        if not all(certain(view, facts, event) for event in window.fresh):
+            return
+        early.append(clips[0])
+    if len(early) > 1 and not facts.opaque and all(event.loops for event in early):
+        yield hit(
+            "GA405",
+            early[0],
+            "clips before the backward: what it measures was stepped already, or is zero",
+            (view.windows[0].fresh[0], "backward comes only here"),
+            (view.windows[0].step, "steps what nothing has clipped"),
+        )
+
+
 def _after(view: View, window: Window) -> list[Event]:
     return view.events[view.events.index(window.step) + 1 :]
 
@@ -220,6 +244,7 @@ RULES = (
     unscale_twice,
     update_cadence,
     clip_late,
+    clip_nothing,
     bypass,
     used_up,
     value_hook,

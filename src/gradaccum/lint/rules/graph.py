@@ -26,7 +26,7 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             continue
         if event.kind == "running" and "again" not in event.flags:
             continue
-        if event.kind == "store" and "kept" not in event.flags:
+        if event.kind == "store" and ("kept" not in event.flags or _emptied(facts, event)):
             continue
         own = [
             mark
@@ -47,6 +47,17 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             (own[0], "the loss's own backward"),
         )
         return
+
+
+def _emptied(facts: Facts, store: Event) -> bool:
+    """Whether a list is made anew for each update, so that it cannot grow."""
+    depth = store.thing.depth if store.thing is not None else 0
+    return any(
+        0 < len(window.step.loops) <= depth
+        and window.step.loops == store.loops[: len(window.step.loops)]
+        for view in facts.views
+        for window in view.windows
+    )
 
 
 def _parts(event: Event) -> set[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, common_loop, tensor_of
+from gradaccum.lint.facts import FINITE, Facts, View, common_loop, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Num, Seq, Thing, Value
@@ -81,14 +82,32 @@ def unguarded_count(facts: Facts) -> Iterator[Hit]:
     """GA206."""
     for event in facts.trace.events:
         if event.kind == "by_count" and event.loops and event.tensor is not None:
+            if not _counts_kept(event.node):
+                continue
             used = [mark for mark in facts.backwards
                     if tensor_of(mark).models & event.tensor.models
-                    and mark.loops[: len(event.loops)] == event.loops]  # fmt: skip
+                    and mark.loops[: len(event.loops)] == event.loops
+                    and not any(word in key for key in mark.unsure for word in FINITE)]  # fmt: skip
             if used:
                 yield hit("GA206", event, "the count is zero where everything is masked, and "
                           "0 / 0 makes every gradient of the window NaN",
                           (used[0], "backward"))  # fmt: skip
                 return
+
+
+_KEPT_WORD = re.compile(r"mask|valid|keep|kept|pad|active|select|ignore|present", re.IGNORECASE)
+
+
+def _counts_kept(node: ast.AST) -> bool:
+    """Whether what is counted says what to leave out: weights are never all zero."""
+    right = node.right if isinstance(node, ast.BinOp) else None
+    func = right.func if isinstance(right, ast.Call) else None
+    counted = func.value if isinstance(func, ast.Attribute) else None
+    return counted is not None and any(
+        isinstance(part, ast.Compare)
+        or _KEPT_WORD.search(getattr(part, "id", getattr(part, "attr", "")))
+        for part in ast.walk(counted)
+    )
 
 
 def stream_length(facts: Facts) -> Iterator[Hit]:

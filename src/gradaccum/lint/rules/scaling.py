@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, Window, common_loop, owned, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
+from gradaccum.lint.walk.arithmetic import OWN
 from gradaccum.lint.walk.trace import Event
+from gradaccum.lint.walk.values import Divisor, Tensor
 
 __all__ = ["GLOBAL", "RULES"]
 
@@ -36,11 +38,11 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
         loss = tensor_of(last)
         late = _divided_late(facts, last, usual)
         sometimes = any(
-            other.node is last.node and tensor_of(other).divisors for other in facts.backwards
+            other.node is last.node and _divisors(tensor_of(other)) for other in facts.backwards
         )
         if not (late or sometimes or _is_window(facts, view, window)):
             continue
-        if _compensated(facts, window) or loss.divisors:
+        if _compensated(facts, window) or _divisors(loss):
             continue
         if loss.flags & {"sum", "hidden", "cat", "weighted", "leaf"} and not sometimes:
             continue
@@ -71,6 +73,11 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
             (window.step, "one update for all micro-batches of the window"),
         )
         return
+
+
+def _divisors(loss: Tensor) -> list[Divisor]:
+    """What may be the window; a mean over a micro-batch's own tokens is not."""
+    return [item for item in loss.divisors if item.key != OWN]
 
 
 def _rate_divided(view: View) -> bool:

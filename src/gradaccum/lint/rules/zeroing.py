@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, is_model_root, zeroes
+from gradaccum.lint.facts import (
+    FINITE,
+    Facts,
+    View,
+    Window,
+    certain,
+    common_loop,
+    is_model_root,
+    tensor_of,
+    zeroes,
+)
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Num, Thing
@@ -85,9 +95,8 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
         if not inner or _by_hand(window):
             continue
         if window.fresh:
-            kept = {event.node for event in window.fresh}
-            inner = [(mark, zero) for mark, zero in inner if mark.node in kept]
-            if not inner or not _accumulates(view, window, facts):
+            inner = [(mark, zero) for mark, zero in inner if _meant(mark, window, facts)]
+            if not inner:
                 continue
         mark, zero = inner[-1]
         if zero.loops and common_loop(mark, zero) is None:
@@ -145,14 +154,23 @@ def _by_hand(window: Window) -> bool:
     return any(event.kind in ("set_grad", "autograd_grad") for event in window.since)
 
 
-def _accumulates(view: View, window: Window, facts: Facts) -> bool:
-    """Whether the wiped passes were meant for this window: the same line, in the same loop."""
-    places = {(mark.node, tuple([loop.node for loop in mark.loops])) for mark, _ in window.lost}
-    if any((event.node, tuple([loop.node for loop in event.loops])) in places
-           for event in window.fresh):  # fmt: skip
-        first = window.lost[0][0]
-        return common_loop(first, window.step) is not None or bool(first.loops)
-    return False
+def _meant(mark: Event, window: Window, facts: Facts) -> bool:
+    """Whether a wiped pass was meant for this window: it ran where a pass of the window ran.
+
+    The same line in the same loop, or one beside it whose loss is divided for the window as well.
+    """
+
+    def place(event: Event) -> list[object]:
+        return [loop.node for loop in event.loops]
+
+    def shared(event: Event) -> set[str]:
+        return {item.key for item in tensor_of(event).divisors} & facts.trace.window_keys
+
+    return bool(mark.loops) and any(
+        place(event) == place(mark)
+        and (event.node is mark.node or bool(shared(event) & shared(mark)))
+        for event in window.fresh
+    )
 
 
 def hook_steps(facts: Facts, view: View) -> Iterator[Hit]:
@@ -315,10 +333,6 @@ def overwritten(facts: Facts) -> Iterator[Hit]:
             return
 
 
-_FINITE = ("norm@", "isfinite", "isnan", "isinf")
-"""What a condition on the gradients' norm is made of."""
-
-
 def never_recovers(facts: Facts, view: View) -> Iterator[Hit]:
     """GA104: cleared only where the norm was finite."""
     if facts.opaque or facts.driven or len(view.windows) < 2:
@@ -331,7 +345,7 @@ def never_recovers(facts: Facts, view: View) -> Iterator[Hit]:
         doubt = [
             key
             for key in zero.unsure
-            if key in window.step.unsure and any(word in key for word in _FINITE)
+            if key in window.step.unsure and any(word in key for word in FINITE)
         ]
         if doubt and not any(key in window.fresh[-1].unsure for key in doubt):
             yield hit(

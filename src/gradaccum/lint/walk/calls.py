@@ -192,7 +192,7 @@ def _list_method(
 ) -> Value:
     if name in ("append", "add") and args:
         if isinstance(args[0], Tensor) and len(walker.loops) > receiver.depth:
-            walker.note("store", node, None, args[0], "kept")
+            walker.note("store", node, Thing("list", "list", depth=receiver.depth), args[0], "kept")
         if len(receiver.items) < 64:
             receiver.items.append(args[0])
     elif name in ("extend", "__iadd__") and args:

@@ -11,7 +11,7 @@ from gradaccum.lint.walk.values import Class, Func
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
 
-__all__ = ["base_kind", "find_method"]
+__all__ = ["base_kind", "counted_by", "find_method", "ones"]
 
 
 def find_method(walker: Walker, home: Class, name: str, depth: int = 0) -> Func | None:
@@ -57,3 +57,29 @@ def base_kind(walker: Walker, home: Class, depth: int = 0) -> str:
         if name in ("LRScheduler", "_LRScheduler"):
             return "scheduler"
     return "instance"
+
+
+def ones(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    """The parameters whose default is the number 1."""
+    spec = node.args
+    names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+    pairs = [*zip(reversed(names), reversed(spec.defaults), strict=False),
+             *zip([arg.arg for arg in spec.kwonlyargs], spec.kw_defaults, strict=True)]  # fmt: skip
+    return {
+        name
+        for name, default in pairs
+        if isinstance(default, ast.Constant) and type(default.value) is int and default.value == 1
+    }
+
+
+def counted_by(node: ast.AST) -> set[str]:
+    """Names that a function counts by: `i % n`, or `range(n)`."""
+    found: set[str] = set()
+    for part in ast.walk(node):
+        counts: list[ast.expr] = []
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+            counts = [part.right]
+        elif isinstance(part, ast.Call) and getattr(part.func, "id", "") in ("range", "trange"):
+            counts = part.args
+        found |= {count.id for count in counts if isinstance(count, ast.Name)}
+    return found

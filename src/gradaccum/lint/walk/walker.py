@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from gradaccum.lint.files.program import Module, Program
 from gradaccum.lint.files.slicing import Slice, slice_module
+from gradaccum.lint.walk.classes import counted_by, ones
 from gradaccum.lint.walk.evaluate import EXPRESSIONS, evaluate, text
 from gradaccum.lint.walk.expressions import HANDLERS
 from gradaccum.lint.walk.generators import Turning, postponed
@@ -248,7 +249,8 @@ class Walker:
                 return later
         env = Env({}, func.env, func.module)
         _bind(self, func, env, [*func.bound, *args], {**func.bound_kw, **kwargs})
-        self.visited.add(id(node))
+        if not _unsaid_window(node, args, kwargs):
+            self.visited.add(id(node))  # else it is walked by itself as well
         self.stack.append(node)
         self.calls.append((self.here, self.paths[-1]))
         self.paths.append(func.module.path)
@@ -269,6 +271,21 @@ class Walker:
             self.stack.pop()
             self.here = self.calls.pop()[0]
             self.paths.pop()
+
+
+def _unsaid_window(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> bool:
+    """Whether a call leaves the length of a window at a default of 1, which switches it off."""
+    known = node.__dict__.get("_windows")
+    if known is None:
+        known = node.__dict__["_windows"] = ones(node) & counted_by(node)
+    if not known:
+        return False
+    names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+    return not known <= {*names[: len(args)], *kwargs}
 
 
 def _bind(
