@@ -123,4 +123,25 @@ for i, batch in enumerate(loader):
     "(i + 1)",
 )
 
+pair(
+    PAIRS,
+    "a scheduler that counts micro-batches, and one that is told where it stands",
+    "GA305",
+    MODEL
+    + """
+from rates import Falling
+plan = torch.optim.lr_scheduler.LambdaLR(opt, Falling(args.total))
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(net(x), y) / args.every
+        loss.backward()
+        plan.step(@)
+        if (i + 1) % args.every == 0:
+            opt.step()
+            opt.zero_grad()
+""",
+    "",
+    "epoch=epoch, turn=i",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

@@ -215,6 +215,74 @@ for i, (x, y) in enumerate(loader):
     " * args.share",
 )
 
+pair(
+    PAIRS,
+    "a division that only the last micro-batch of a window gets",
+    "GA201",
+    MODEL
+    + """
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(net(x), y)
+        if (i + 1) % args.every == 0:
+            loss = loss / args.every
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+        else:
+            @
+            loss.backward()
+""",
+    "pass",
+    "loss = loss / args.every",
+)
+
+ENGINE = """
+import deepspeed
+from model import Reader
+net = Reader()
+engine, opt, _, _ = deepspeed.initialize(model=net, model_parameters=net.parameters())
+every = engine.gradient_accumulation_steps()
+"""
+
+pair(
+    PAIRS,
+    "a length that the engine divides by itself",
+    "GA202",
+    ENGINE
+    + """
+for x, y in loader:
+    loss = F.cross_entropy(engine(x), y)@
+    engine.backward(loss)
+    engine.step()
+""",
+    " / every",
+    "",
+)
+
+pair(
+    PAIRS,
+    "a length from the plugin's settings",
+    "GA202",
+    """
+from model import Reader
+accelerator = Accelerator()
+net = Reader()
+opt = torch.optim.AdamW(net.parameters())
+settings = accelerator.state.deepspeed_plugin.deepspeed_config
+every = settings["gradient_accumulation_steps"]
+net, opt = accelerator.prepare(net, opt)
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y)@
+    accelerator.backward(loss)
+    if (i + 1) % every == 0 or i + 1 == len(loader):
+        opt.step()
+        opt.zero_grad()
+""",
+    " / every",
+    "",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

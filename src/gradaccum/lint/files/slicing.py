@@ -135,13 +135,18 @@ def _keep_means(rows: list[Row], found: Slice) -> None:
 
 
 def _keep_yields(rows: list[Row], found: Slice) -> None:
-    """Keep what generators yield, and how often: whoever draws from them may train."""
+    """Keep what generators yield, and how often: whoever draws from them may train.
+
+    Kept as well is what a Lightning module configures: its trainer hands it out again.
+    """
     needed: dict[str, set[str]] = {}
     for row in reversed(rows):  # children come after their parents
         inside = any(id(child.node) in found.yielding for child in row.children)
         if row.function and (row.yields or inside) and not isinstance(row.node, NESTS):
             found.yielding.add(id(row.node))
             found.keep.add(id(row.node))
+            needed.setdefault(row.function, set()).update(row.names)
+        elif row.function == "configure_optimizers" and isinstance(row.node, ast.Return):
             needed.setdefault(row.function, set()).update(row.names)
     for _ in range(_DEEP if needed else 0):
         for row in reversed(rows):

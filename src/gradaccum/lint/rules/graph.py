@@ -98,7 +98,7 @@ def retained(facts: Facts) -> Iterator[Hit]:
             continue
         if any(_uses(other, event) for other in events[index + 1 :]):
             continue
-        if len(tensor.forwards) == 1:
+        if len(tensor.forwards) == 1 or tensor.forwards <= _made_beside(facts, event):
             yield hit(
                 "GA502",
                 event,
@@ -106,6 +106,15 @@ def retained(facts: Facts) -> Iterator[Hit]:
                 "or hides that a tensor of an earlier iteration is still in it",
             )
             return
+
+
+def _made_beside(facts: Facts, event: Event) -> set[int]:
+    """The forward passes of the same iteration: what they made is made anew in the next."""
+    found: set[int] = set()
+    for other in facts.trace.events:
+        if other.kind == "forward" and other.loops[: len(event.loops)] == event.loops:
+            found |= tensor_of(other).forwards
+    return found
 
 
 def _uses(other: Event, event: Event) -> bool:

@@ -12,6 +12,7 @@ from gradaccum.lint.walk.attributes import attribute
 from gradaccum.lint.walk.classes import base_kind, find_method
 from gradaccum.lint.walk.contents import models_of
 from gradaccum.lint.walk.evaluate import evaluate, text
+from gradaccum.lint.walk.lightning import configured
 from gradaccum.lint.walk.loops import LENGTH
 from gradaccum.lint.walk.tensor_methods import tensor_method
 from gradaccum.lint.walk.trace import Frame
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["call", "instantiate", "tensors"]
+
+_OF_LIGHTNING = {"optimizers": "optimizer", "lr_schedulers": "scheduler"}
 
 
 def call(walker: Walker, env: Env, node: ast.Call) -> Value:
@@ -98,6 +101,8 @@ def _method(
                 return result
         if receiver.kind == "leaf" and name not in effects.OF_LEAF:
             return tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
+        if name in _OF_LIGHTNING and not args:
+            return configured(walker, receiver, _OF_LIGHTNING[name])
         handler = effects.METHODS.get(name)
         if handler is not None:
             return handler(walker, node, receiver, args, kwargs)

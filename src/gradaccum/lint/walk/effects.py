@@ -45,7 +45,8 @@ _HARMLESS = frozenset(
     {
         "append", "clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "eval", "id",
         "isinstance", "len", "load_state_dict", "print", "save", "state_dict", "str", "train",
-        "type", "update", "update_parameters", "prepare", "add_scalar", "log", "info",
+        "type", "update", "update_parameters", "prepare", "add_scalar", "log", "log_dict", "info",
+        "toggle_optimizer", "untoggle_optimizer",
     }
 )  # fmt: skip
 
@@ -69,7 +70,8 @@ def forward(
     """A call of a model: its output depends on it and on what went in."""
     quiet = walker.quiet()
     made = merged(parts, node) if parts else Tensor(made=node)
-    walker.note("forward", node, model, None)
+    own = frozenset((walker.tick(),))
+    walker.note("forward", node, model, Tensor(forwards=own))
     model.uses.add("called")
     flags = made.flags - {"detached", "item", "sum", "leaf", "cat", "unsynced", "blind"}
     if quiet:
@@ -82,7 +84,7 @@ def forward(
     return Tensor(
         made.models | {model} | model.models,
         (),
-        made.forwards | {walker.tick()},
+        made.forwards | own,
         flags,
         None,
         not quiet,

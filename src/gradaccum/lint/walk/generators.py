@@ -106,7 +106,9 @@ def drive(walker: Walker, turning: Turning, source: Thing) -> str:
         walker.turnings.remove(turning)
     if turning.signal == "return":
         return "return"
-    return "" if turning.signal else walker.block(turning.node.orelse, turning.env)
+    if turning.signal or not turning.count:
+        return ""
+    return walker.block(turning.node.orelse, turning.env)
 
 
 def yielded(walker: Walker, env: Env, node: ast.Yield) -> Value:

@@ -162,6 +162,9 @@ def _construct(
         return Thing(twin.kind, f"{twin.key}'", bool(walker.loops), kept, depth=depth, node=node)
     if name == "initialize" and "amp" in lower:
         return args[0] if len(args) == 1 else Seq(list(args), depth)
+    if name == "initialize" and "deepspeed" in lower:
+        return Thing("unknown", f"engine@{node.lineno}", node=node, depth=depth,
+                     models=models_of(values))  # fmt: skip
     if name == "master_params":
         return Thing("params", "master", uses={"master"}, models=models_of(args))
     made = _tool(node, name, args, kwargs, depth)

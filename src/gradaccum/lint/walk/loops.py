@@ -130,7 +130,8 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
     if isinstance(value, Thing) and value.kind == "range":
         yield from _range(walker, node, value, env)
         return
-    if isinstance(value, Seq) and not value.open and len(value.items) <= EXACT:
+    drawn = walker.turnings and id(node) in walker.module_slice(env.module).yielding
+    if isinstance(value, Seq) and not value.open and not drawn and len(value.items) <= EXACT:
         for index, item in enumerate(value.items):
             yield item, index == len(value.items) - 1
         return

@@ -124,7 +124,10 @@ def _for(walker: Walker, node: ast.For, env: Env) -> str:
         around = walker.stack[-1] if walker.stack else env.module.tree
         turning = Turning(node, env, around, walker.paths[-1], len(walker.loops),
                           lambda item: assign(walker, env, node.target, item), made[1])  # fmt: skip
-        return drive(walker, turning, made[0])
+        signal = drive(walker, turning, made[0])
+        if turning.count:
+            return signal
+        iterable = Thing("unknown", made[0].key)  # what it walks over is not known well enough
     items = elements(walker, node, iterable, env)
     return _loop(walker, node, env, items, lambda item: assign(walker, env, node.target, item))
 
