@@ -35,6 +35,41 @@ for epoch in range(args.epochs):
     "net.head.train()",
 )
 
+pair(
+    PAIRS,
+    "a model of another package, checked by a method",
+    "GA703",
+    """
+from nets import Reader
+
+class Teacher:
+    def __init__(self, args):
+        self.args = args
+        self.net = Reader(args)
+        self.opt = torch.optim.AdamW(self.net.parameters())
+
+    def check(self, loader):
+        self.net.eval()
+        with torch.no_grad():
+            for x, y in loader:
+                print(self.net(x))
+
+    def teach(self, loader):
+        self.net.train()
+        for epoch in range(self.args.epochs):
+            @
+            for x, y in loader:
+                loss = F.cross_entropy(self.net(x), y)
+                self.opt.zero_grad()
+                loss.backward()
+                self.opt.step()
+            if self.args.check:
+                self.check(loader)
+""",
+    "pass",
+    "self.net.train()",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gradaccum.lint.facts import Facts, View, certain, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
-from gradaccum.lint.walk.trace import Event
+from gradaccum.lint.walk.trace import SET, Event
 from gradaccum.lint.walk.values import Thing
 
 __all__ = ["GLOBAL", "RULES"]
@@ -389,7 +389,7 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
                 continue
             elif event.loops[: len(last.loops)] == last.loops and last.path == event.path:
                 restored.add(thing)  # set just before it is used: somebody wants to train so
-            elif thing in trained and last.loops and event.loops and not last.unsure:
+            elif thing in trained and last.loops and event.loops and _by_settings(facts, last):
                 if any(thing in tensor_of(mark).models for mark in facts.backwards):
                     if len(last.loops) <= len(event.loops):
                         yield hit(
@@ -400,6 +400,15 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
                             (event, "the next training forward"),
                         )
                         return
+
+
+def _by_settings(facts: Facts, event: Event) -> bool:
+    """Whether only the script's settings decide that an event comes, whatever the data are."""
+    return not any(
+        facts.trace.decisions.get(key, (True, True))[1]
+        for key in event.unsure
+        if not key.startswith(SET)
+    )
 
 
 def _inside(part: Thing | None, whole: Thing) -> bool:

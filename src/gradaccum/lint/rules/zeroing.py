@@ -247,6 +247,7 @@ def other_losses_gradient(facts: Facts, view: View) -> Iterator[Hit]:
     if facts.opaque or len(facts.views) < 2:
         return
     steps = [window.step for other in facts.views for window in other.windows]
+    frozen = {event.thing for event in facts.trace.events if event.kind == "freeze"}
     order = {id(event): index for index, event in enumerate(facts.trace.events)}
     for window in view.windows:
         if len(window.fresh) < 2 or not certain(view, facts, window.fresh[-1]):
@@ -264,7 +265,8 @@ def other_losses_gradient(facts: Facts, view: View) -> Iterator[Hit]:
                 and step.thing.models & tensor.models
                 and order[id(mark)] < order[id(step)] < order[id(last)]
             ]
-            if meant and view.optimizer.models & tensor.models and mark.loops == last.loops:
+            owned = view.optimizer.models & tensor.models
+            if meant and owned and not owned & frozen and common_loop(mark, last) is not None:
                 yield hit(
                     "GA104",
                     window.step,

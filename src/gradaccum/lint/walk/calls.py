@@ -101,6 +101,8 @@ def _method(
                 return result
         if receiver.kind == "leaf" and name not in effects.OF_LEAF:
             return tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
+        if receiver.kind == "dict" and name in ("values", "items") and _spelled_out(receiver):
+            return _entries(walker, receiver, name)
         if name in _OF_LIGHTNING and not args:
             return configured(walker, receiver, _OF_LIGHTNING[name])
         handler = effects.METHODS.get(name)
@@ -109,6 +111,19 @@ def _method(
         if receiver.kind == "model" and name not in effects.PLAIN:
             return effects.forward(walker, node, receiver, tensors([*args, *kwargs.values()]))
     return unknown_call(walker, node, receiver, args, kwargs)
+
+
+def _spelled_out(mapping: Thing) -> bool:
+    """Whether a dict was written with all its keys; an empty one may have been filled since."""
+    keys = getattr(mapping.node, "keys", [])
+    return bool(keys) and None not in keys
+
+
+def _entries(walker: Walker, mapping: Thing, name: str) -> Seq:
+    pairs = [(key, value) for key, value in mapping.attrs.items() if key[:2] != "__"]
+    if name == "values":
+        return Seq([value for _, value in pairs], len(walker.loops))
+    return Seq([Seq([key, value]) for key, value in pairs], len(walker.loops))
 
 
 def _updates(method: Func) -> bool:
@@ -173,6 +188,13 @@ def apply(
             made = merged(parts, node)
             flags = made.flags | {"sum"} if "sum" in target.uses else made.flags - {"sum"}
             return made.but(divisors=(), partial=(), flags=flags)
+        values = [*args, *kwargs.values()]
+        made = target.kind == "unknown" and isinstance(target.node, ast.Call)
+        given = args[0] if args else None
+        wraps = isinstance(given, Thing) and given.kind in library.ITERABLES
+        if made and not wraps and isinstance(node.func, ast.Attribute) and walker.loops:
+            effects.escapes(walker, node, values)
+            return effects.forward(walker, node, target, tensors(values))
     return unknown_call(walker, node, target, args, kwargs)
 
 
