@@ -223,29 +223,6 @@ for epoch in range(args.epochs):
     " or i + 1 == len(loader)",
 )
 
-pair(
-    PAIRS,
-    "a schedule for all batches",
-    "GA312",
-    MODEL
-    + """
-train_loader = torch.utils.data.DataLoader(files, batch_size=4)
-plan = torch.optim.lr_scheduler.OneCycleLR(
-    opt, 0.1, total_steps=args.epochs * len(train_loader)@
-)
-for epoch in range(args.epochs):
-    for i, (x, y) in enumerate(train_loader):
-        loss = F.cross_entropy(net(x), y) / args.every
-        loss.backward()
-        if (i + 1) % args.every == 0:
-            opt.step()
-            plan.step()
-            opt.zero_grad()
-""",
-    "",
-    " // args.every",
-)
-
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

@@ -223,9 +223,11 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
             continue
         if not all(_reached(view, facts, event, wrapped) for event in window.fresh):
             continue
-        if len({event.node for event in window.fresh}) > 1 or "hook" in window.step.flags:
+        nodes = [event.node for event in window.fresh]
+        again = [event for event in window.fresh if nodes.count(event.node) > 1]
+        if not again or "hook" in window.step.flags:
             continue
-        early = window.fresh[0]
+        early = again[0]
         if any("unsynced" in tensor_of(event).flags for event in window.fresh):
             continue
         if {"no_sync", "accumulate"} & early.flags or "unsynced" in tensor_of(early).flags:

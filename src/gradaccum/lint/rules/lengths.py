@@ -159,49 +159,6 @@ def floor_length(facts: Facts, view: View) -> Iterator[Hit]:
             return
 
 
-def planned_in_passes(facts: Facts, view: View) -> Iterator[Hit]:
-    """GA312: a schedule planned for all batches of all epochs, stepped once a window."""
-    # passes that were wiped belong to their window all the same
-    passes = [len(window.fresh) + len(window.lost) for window in view.windows]
-    if len(passes) < 2 or passes[0] < 2 or passes[1] < 2 or facts.opaque or facts.driven:
-        return
-    steps = [window.step for window in view.windows]
-    for event in facts.schedulers:
-        thing = event.thing
-        if thing is None or thing.node is None or "args" in event.flags:
-            continue
-        told = [thing.kwargs[name] for name in _TOTALS if name in thing.kwargs]
-        turns = [other for other in facts.schedulers if other.thing is thing]
-        if len(turns) != len(steps) or event.loops != steps[turns.index(event)].loops:
-            continue
-        if any(_all_batches(value) for value in told):
-            made = Event("built", thing.node, event.path, (), thing)
-            yield hit("GA312", made, "the schedule is planned for every batch of every epoch, but "
-                      "it steps once a window: it ends after 1/N of its way",
-                      (event, "steps once a window"))  # fmt: skip
-            return
-
-
-_TOTALS = ("total_steps", "num_training_steps", "T_max", "total_iters")
-
-
-def _all_batches(value: Value) -> bool:
-    """Whether a number is epochs times a loader's length, and nothing else."""
-    if isinstance(value, Num):
-        return False  # whatever it was made of, it may be the number of updates by now
-    if not isinstance(value, Thing) or "times" not in value.uses or len(value.args) != 2:
-        return False
-    lengths = [
-        part
-        for part in value.args
-        if isinstance(part, Num)
-        and part.tags
-        and all(tag.startswith("len(") and "oader" in tag for tag in part.tags)
-    ]
-    epochs = [part for part in value.args if isinstance(part, Thing)]
-    return len(lengths) == 1 == len(epochs) and "epoch" in epochs[0].key.lower()
-
-
 def _floored(value: Value, depth: int = 0) -> bool:
     if isinstance(value, Num):
         return "floor" in value.tags
@@ -212,5 +169,5 @@ def _floored(value: Value, depth: int = 0) -> bool:
     return False
 
 
-RULES = (tail_divided, floor_length, planned_in_passes)
+RULES = (tail_divided, floor_length)
 GLOBAL = (ahead_of_skip, log_by_updates, padded_count, stream_length, unguarded_count)

@@ -257,6 +257,8 @@ def other_losses_gradient(facts: Facts, view: View) -> Iterator[Hit]:
             tensor = mark.tensor
             if tensor is None or not tensor.models or mark.node is last.node:
                 continue
+            if "accumulate" in mark.flags:
+                continue  # an engine that counts for several models is not followed closely enough
             meant = [
                 step
                 for step in steps

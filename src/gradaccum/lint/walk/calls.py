@@ -81,6 +81,9 @@ def _method(
         return unknown_call(walker, node, None, args, kwargs)
     if isinstance(receiver, Thing):
         if receiver.key == "super()":
+            method = _above(walker, receiver, name)
+            if method is not None:
+                return _enter(walker, method, args, kwargs)
             return Thing("unknown", f"super().{name}()", bool(walker.loops))
         if receiver.kind in ("external", "file"):
             return apply(walker, node, attribute(walker, receiver, name, node), args, kwargs)
@@ -124,6 +127,19 @@ def _entries(walker: Walker, mapping: Thing, name: str) -> Seq:
     if name == "values":
         return Seq([value for _, value in pairs], len(walker.loops))
     return Seq([Seq([key, value]) for key, value in pairs], len(walker.loops))
+
+
+def _above(walker: Walker, receiver: Thing, name: str) -> Func | None:
+    """The method that `super()` means, where we have the class."""
+    home = receiver.attrs.get("__home__")
+    for base in home.node.bases if isinstance(home, Class) else ():
+        value = evaluate(walker, home.env, base)  # type: ignore[union-attr]
+        if isinstance(value, Class) and value is not home:
+            method = find_method(walker, value, name)
+            if method is not None:
+                method.owner = receiver.args[0]
+                return method
+    return None
 
 
 def _updates(method: Func) -> bool:

@@ -15,7 +15,7 @@ from gradaccum.lint.files.slicing import CORE
 from gradaccum.lint.walk.evaluate import evaluate
 from gradaccum.lint.walk.loops import elements
 from gradaccum.lint.walk.trace import Frame, Loop
-from gradaccum.lint.walk.values import Env, Func, Num, Seq, Thing, Value
+from gradaccum.lint.walk.values import Class, Env, Func, Num, Seq, Thing, Value
 
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
@@ -34,6 +34,7 @@ class Turning:
     node: ast.For | ast.AsyncFor
     env: Env
     around: ast.AST
+    owner: tuple[Value, Class | None]
     path: str
     depth: int
     """How many loops were open around it."""
@@ -148,6 +149,7 @@ def _turn(walker: Walker, turning: Turning, value: Value) -> None:
     walker.turnings = kept[: kept.index(turning)]
     walker.paths.append(turning.path)
     walker.stack.append(turning.around)
+    walker.owners.append(turning.owner)
     before = (frame.now, frame.node) if frame is not None else None
     if frame is not None:
         # for what lies in its body, the loop is the one that is written around it
@@ -159,6 +161,7 @@ def _turn(walker: Walker, turning: Turning, value: Value) -> None:
     finally:
         if frame is not None and before is not None:
             frame.now, frame.node = before
+        walker.owners.pop()
         walker.stack.pop()
         walker.paths.pop()
         walker.turnings = kept

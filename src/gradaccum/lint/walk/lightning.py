@@ -100,5 +100,7 @@ def _collect(value: Value, wanted: str, depth: int = 0) -> list[Value]:
         return []
     if value.kind == wanted:
         return [value]
+    if value.kind != "dict":
+        return []  # a scheduler also holds its optimizer
     parts = [value.attrs.get(name) for name in ("optimizer", "lr_scheduler", "scheduler")]
     return [one for part in parts for one in _collect(part, wanted, depth + 1)]

@@ -122,7 +122,8 @@ def _for(walker: Walker, node: ast.For, env: Env) -> str:
     made = generated(iterable)
     if made is not None:
         around = walker.stack[-1] if walker.stack else env.module.tree
-        turning = Turning(node, env, around, walker.paths[-1], len(walker.loops),
+        owner = walker.owners[-1] if walker.owners else (None, None)
+        turning = Turning(node, env, around, owner, walker.paths[-1], len(walker.loops),
                           lambda item: assign(walker, env, node.target, item), made[1])  # fmt: skip
         signal = drive(walker, turning, made[0])
         if turning.count:

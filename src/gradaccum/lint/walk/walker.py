@@ -11,7 +11,7 @@ import ast
 from dataclasses import dataclass, field
 
 from gradaccum.lint.files.program import Module, Program
-from gradaccum.lint.files.slicing import Slice, slice_module
+from gradaccum.lint.files.slicing import Slice, opened, slice_module
 from gradaccum.lint.walk.classes import counted_by, ones
 from gradaccum.lint.walk.evaluate import EXPRESSIONS, evaluate, text
 from gradaccum.lint.walk.expressions import HANDLERS
@@ -19,7 +19,7 @@ from gradaccum.lint.walk.generators import Turning, postponed
 from gradaccum.lint.walk.loops import UNEVEN, WINDOW
 from gradaccum.lint.walk.statements import STATEMENTS
 from gradaccum.lint.walk.trace import Doubt, Event, Frame, Trace
-from gradaccum.lint.walk.values import Env, Func, Num, Seq, Tensor, Thing, Value
+from gradaccum.lint.walk.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
 
 __all__ = ["Exhausted", "Walker"]
 
@@ -77,6 +77,8 @@ class Walker:
     """Hooks that run in every backward, with the parameter they stand on."""
     turnings: list[Turning] = field(default_factory=list)
     """Loops that are walked from inside the generators they draw from."""
+    owners: list[tuple[Value, Class | None]] = field(default_factory=list)
+    """Of each method that is being walked: its object, and the class that defines it."""
     result: Value = None
     stack: list[ast.AST] = field(default_factory=list)
     here: ast.AST = field(default_factory=ast.Pass)
@@ -204,7 +206,10 @@ class Walker:
         """The slice of a file, made once for all walks of a root."""
         found = self.slices.get(module.path)
         if found is None:
-            found = self.slices[module.path] = slice_module(module, self.program)
+            found = self.program.wide.get(module.path)
+            if found is None:
+                found = self.program.wide[module.path] = opened(slice_module(module, self.program))
+            self.slices[module.path] = found
         return found
 
     def scope(self, module: Module) -> Env:
@@ -254,6 +259,7 @@ class Walker:
         self.stack.append(node)
         self.calls.append((self.here, self.paths[-1]))
         self.paths.append(func.module.path)
+        self.owners.append((func.owner, func.home))
         mark = len(self.contexts)
         try:
             if isinstance(node, ast.Lambda):
@@ -271,6 +277,7 @@ class Walker:
             self.stack.pop()
             self.here = self.calls.pop()[0]
             self.paths.pop()
+            self.owners.pop()
 
 
 def _unsaid_window(
