@@ -70,6 +70,39 @@ class Teacher:
     "self.net.train()",
 )
 
+pair(
+    PAIRS,
+    "one method for training and for checking",
+    "GA503",
+    """
+from nets import Reader
+
+class Teacher:
+    def __init__(self):
+        self.net = Reader()
+        self.opt = torch.optim.AdamW(self.net.parameters())
+
+    def turn(self, x, y):
+        loss = F.cross_entropy(self.net(x), y)
+        if @:
+            self.opt.zero_grad()
+            loss.backward()
+            self.opt.step()
+
+    def teach(self):
+        for x, y in loader:
+            self.net.train()
+            self.turn(x, y)
+            self.net.eval()
+            with torch.no_grad():
+                self.turn(x, y)
+
+Teacher().teach()
+""",
+    "args.teach",
+    "self.net.training",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 
