@@ -82,5 +82,86 @@ for i, (x, y) in enumerate(loader):
     "(i + 1)",
 )
 
+pair(
+    PAIRS,
+    "a first window that is one longer",
+    "GA303",
+    MODEL
+    + """
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(net(x), y) / 4
+        loss.backward()
+        if @:
+            opt.step()
+            opt.zero_grad()
+""",
+    "i > 0 and i % 4 == 0",
+    "i > 0 and (i + 1) % 4 == 0",
+)
+
+pair(
+    PAIRS,
+    "branches that each spell out the backward pass",
+    "GA303",
+    MODEL
+    + """
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(net(x), y) / args.every
+        if @ % args.every == 0:
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+        else:
+            loss.backward()
+""",
+    "i",
+    "(i + 1)",
+)
+
+pair(
+    PAIRS,
+    "batches of two lengths",
+    "GA303",
+    MODEL
+    + """
+for i, batch in enumerate(loader):
+    if len(batch) == 3:
+        x, y, weight = batch
+    elif len(batch) == 2:
+        x, y = batch
+    else:
+        raise ValueError(len(batch))
+    loss = F.cross_entropy(net(x), y) / args.every
+    loss.backward()
+    if @ % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+""",
+    "i",
+    "(i + 1)",
+)
+
+pair(
+    PAIRS,
+    "a scheduler that counts micro-batches, and one that is told where it stands",
+    "GA305",
+    MODEL
+    + """
+from rates import Falling
+plan = torch.optim.lr_scheduler.LambdaLR(opt, Falling(args.total))
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(net(x), y) / args.every
+        loss.backward()
+        plan.step(@)
+        if (i + 1) % args.every == 0:
+            opt.step()
+            opt.zero_grad()
+""",
+    "",
+    "epoch=epoch, turn=i",
+)
 
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

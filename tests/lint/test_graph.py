@@ -60,4 +60,24 @@ for x, y, @ in loader:
     "weight",
 )
 
+pair(
+    PAIRS,
+    "a graph of several passes that is made anew each time",
+    "GA502",
+    """
+body, head = nn.Linear(8, 8), nn.Linear(8, 2)
+opt = torch.optim.AdamW([*body.parameters(), *head.parameters()], lr=1e-3)
+net = nn.Sequential(body, head)
+fixed = torch.ones(1, 8)
+state = net(fixed)
+for x, y in loader:
+    loss = F.cross_entropy(net(x), y) + F.mse_loss(@, y)
+    opt.zero_grad()
+    loss.backward(retain_graph=True)
+    opt.step()
+""",
+    "net(x + 1)",
+    "state",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

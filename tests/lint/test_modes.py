@@ -35,6 +35,74 @@ for epoch in range(args.epochs):
     "net.head.train()",
 )
 
+pair(
+    PAIRS,
+    "a model of another package, checked by a method",
+    "GA703",
+    """
+from nets import Reader
+
+class Teacher:
+    def __init__(self, args):
+        self.args = args
+        self.net = Reader(args)
+        self.opt = torch.optim.AdamW(self.net.parameters())
+
+    def check(self, loader):
+        self.net.eval()
+        with torch.no_grad():
+            for x, y in loader:
+                print(self.net(x))
+
+    def teach(self, loader):
+        self.net.train()
+        for epoch in range(self.args.epochs):
+            @
+            for x, y in loader:
+                loss = F.cross_entropy(self.net(x), y)
+                self.opt.zero_grad()
+                loss.backward()
+                self.opt.step()
+            if self.args.check:
+                self.check(loader)
+""",
+    "pass",
+    "self.net.train()",
+)
+
+pair(
+    PAIRS,
+    "one method for training and for checking",
+    "GA503",
+    """
+from nets import Reader
+
+class Teacher:
+    def __init__(self):
+        self.net = Reader()
+        self.opt = torch.optim.AdamW(self.net.parameters())
+
+    def turn(self, x, y):
+        loss = F.cross_entropy(self.net(x), y)
+        if @:
+            self.opt.zero_grad()
+            loss.backward()
+            self.opt.step()
+
+    def teach(self):
+        for x, y in loader:
+            self.net.train()
+            self.turn(x, y)
+            self.net.eval()
+            with torch.no_grad():
+                self.turn(x, y)
+
+Teacher().teach()
+""",
+    "args.teach",
+    "self.net.training",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

@@ -2,6 +2,9 @@
 
 import pytest
 
+from gradaccum.lint.files.program import Program
+from gradaccum.lint.judge import judge
+
 from .pairing import MODEL, Pairs, pair, twins
 from .planting import codes
 
@@ -136,6 +139,49 @@ for i, (x, y) in enumerate(loader):
 
 pair(
     PAIRS,
+    "one backward pass in each branch",
+    "GA201",
+    MODEL
+    + """
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y)@
+    if i % args.every == 0:
+        opt.zero_grad()
+        loss.backward()
+    elif i % args.every == args.every - 1:
+        loss.backward()
+        opt.step()
+    else:
+        loss.backward()
+""",
+    "",
+    " / args.every",
+)
+
+pair(
+    PAIRS,
+    "a list that is filled on the way, and asked whether it is empty",
+    "GA201",
+    MODEL
+    + """
+for i, (rows, y) in enumerate(loader):
+    kept = []
+    for row in rows:
+        kept.extend([row, row.flip(0)])
+    if len(kept) == 0:
+        continue
+    loss = F.cross_entropy(net(torch.stack(kept)), y)@
+    loss.backward()
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+""",
+    "",
+    " / args.every",
+)
+
+pair(
+    PAIRS,
     "a mean over a micro-batch's own tokens",
     "GA201",
     MODEL
@@ -169,6 +215,73 @@ for i, (x, y) in enumerate(loader):
     " * args.share",
 )
 
+pair(
+    PAIRS,
+    "a division that only the last micro-batch of a window gets",
+    "GA201",
+    MODEL
+    + """
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(net(x), y)
+        if (i + 1) % args.every == 0:
+            loss = loss / args.every
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+        else:
+            @
+            loss.backward()
+""",
+    "pass",
+    "loss = loss / args.every",
+)
+
+ENGINE = """
+import deepspeed
+from model import Reader
+net = Reader()
+engine, opt, _, _ = deepspeed.initialize(model=net, model_parameters=net.parameters())
+every = engine.gradient_accumulation_steps()
+"""
+
+pair(
+    PAIRS,
+    "a length that the engine divides by itself",
+    "GA202",
+    ENGINE
+    + """
+for x, y in loader:
+    loss = F.cross_entropy(engine(x), y)@
+    engine.backward(loss)
+    engine.step()
+""",
+    " / every",
+    "",
+)
+
+pair(
+    PAIRS,
+    "a length from the plugin's settings",
+    "GA202",
+    """
+from model import Reader
+accelerator = Accelerator()
+net = Reader()
+opt = torch.optim.AdamW(net.parameters())
+settings = accelerator.state.deepspeed_plugin.deepspeed_config
+every = settings["gradient_accumulation_steps"]
+net, opt = accelerator.prepare(net, opt)
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y)@
+    accelerator.backward(loss)
+    if (i + 1) % every == 0 or i + 1 == len(loader):
+        opt.step()
+        opt.zero_grad()
+""",
+    " / every",
+    "",
+)
 
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
@@ -223,3 +336,38 @@ def train(model, loader, every):
 def test_a_mean_over_tokens_is_noted_only_where_the_script_makes_some_to_ignore():
     assert "GA203" in codes(IGNORED.replace("PREPARE", "y = y.masked_fill(y < 0, 0)"))
     assert "GA203" not in codes(IGNORED.replace("PREPARE", "y = y.long()"))
+
+
+@pytest.mark.parametrize("made", ["Speller(8)", "Speller.from_pretrained(args.start)"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_sum_that_the_model_returns_is_rightly_not_divided(made, reduction):
+    speller = f"""
+from torch import nn
+from torch.nn import functional as F
+
+class Speller(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = nn.Linear(size, size)
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.layer(x), y, reduction="{reduction}")
+"""
+    loop = f"""
+import torch
+from speller import Speller
+from data import args, loader
+net = {made}
+opt = torch.optim.AdamW(net.parameters())
+for i, (x, y) in enumerate(loader):
+    loss = net(x, y)
+    loss.backward()
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+"""
+    program = Program({"speller.py": speller, "train.py": loop})
+    module = program.load("train.py")
+    assert module is not None
+    found = {one.code for one in judge(program, module)}
+    assert ("GA201" in found) == (reduction == "mean")

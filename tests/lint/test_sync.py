@@ -1,6 +1,9 @@
 """Ranks that synchronise in every micro-batch, and models that are not wrapped at all."""
 
-from .pairing import MODEL, Pairs, codes, pair, twins
+from gradaccum.lint.files.program import Program
+from gradaccum.lint.judge import judge
+
+from .pairing import HEAD, MODEL, Pairs, codes, pair, twins
 
 PAIRS: Pairs = {}
 
@@ -144,6 +147,32 @@ for x, y in loader:
     "1",
 )
 
+pair(
+    PAIRS,
+    "two halves with an optimizer each",
+    "GA601",
+    """
+front, back = nn.Linear(8, 8), nn.Linear(8, 2)
+if args.ranks > 1:
+    front, back = DDP(front), DDP(back)
+first = torch.optim.AdamW(front.parameters(), lr=1e-3)
+second = torch.optim.AdamW(back.parameters(), lr=1e-4)
+for i, (x, y) in enumerate(loader):
+    quiet = (i + 1) % args.every != 0
+    with front.no_sync() if @ else nullcontext(), back.no_sync() if @ else nullcontext():
+        loss = F.cross_entropy(back(front(x)), y) / args.every
+        loss.backward()
+    if (i + 1) % args.every == 0:
+        first.step()
+        second.step()
+        first.zero_grad()
+        second.zero_grad()
+""",
+    "False",
+    "quiet",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 
@@ -166,3 +195,25 @@ for x, y in loader:
 
 def test_two_losses_of_one_helper_are_no_window():
     assert "GA601" not in codes(HELPER)
+
+
+def test_the_line_with_both_passes_is_named_where_a_helper_runs_the_backward():
+    text = HEAD + MODEL.replace("nn.Linear(8, 2)", "DDP(nn.Linear(8, 2))")
+    text += """
+class Mixed:
+    def backward(self, loss):
+        loss.backward()
+
+mixed = Mixed()
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y) / args.every
+    mixed.backward(loss)  # here
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+"""
+    program = Program({"train.py": text})
+    module = program.load("train.py")
+    assert module is not None
+    lines = [one.line for one in judge(program, module) if one.code == "GA601"]
+    assert [text.splitlines()[line - 1].rpartition("# ")[2] for line in lines] == ["here"]

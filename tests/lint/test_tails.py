@@ -187,6 +187,65 @@ def check(net, batches):
     " or i + 1 == len(batches)",
 )
 
+pair(
+    PAIRS,
+    "a window that is opened and closed by its own branches",
+    "GA302",
+    MODEL
+    + """
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        if i % args.every == 0:
+            opt.zero_grad()
+        loss = F.cross_entropy(net(x), y) / args.every
+        loss.backward()
+        if i % args.every == args.every - 1@:
+            opt.step()
+""",
+    "",
+    " or i + 1 == len(loader)",
+)
+
+pair(
+    PAIRS,
+    "a left-over before an update that comes early",
+    "GA302",
+    MODEL
+    + """
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(net(x), y) / args.every
+        if i % args.every == 0:
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+        else:
+            loss.backward()
+    @
+""",
+    "print(epoch)",
+    "opt.step(); opt.zero_grad()",
+)
+
+pair(
+    PAIRS,
+    "optimizers in a dict",
+    "GA302",
+    MODEL
+    + """
+optimizers = {"net": opt}
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(net(x), y) / args.every
+        loss.backward()
+        if (i + 1) % args.every == 0@:
+            for one in optimizers.values():
+                one.step()
+                one.zero_grad()
+""",
+    "",
+    " or i + 1 == len(loader)",
+)
 
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 

@@ -140,4 +140,29 @@ for i, (x, y) in enumerate(loader):
 )
 
 
+pair(
+    PAIRS,
+    "a critic that keeps what the maker's loss left in it",
+    "GA104",
+    """
+from nets import Maker, Critic
+maker, critic = Maker(), Critic()
+first = torch.optim.Adam(maker.parameters())
+second = torch.optim.Adam(critic.parameters())
+for real in loader:
+    fake = maker(torch.randn(4, 8))
+    loss = critic(fake.detach()).mean() - critic(real).mean()
+    @
+    loss.backward()
+    second.step()
+    second.zero_grad()
+    loss = -critic(fake).mean()
+    loss.backward()
+    first.step()
+    first.zero_grad()
+""",
+    "pass",
+    "second.zero_grad()",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

@@ -63,6 +63,8 @@ class Facts:
     repeated: bool
     backwards: list[Event] = field(default_factory=list)
     schedulers: list[Event] = field(default_factory=list)
+    together: list[frozenset[Thing]] = field(default_factory=list)
+    """Optimizers that always step at once: two halves of one model, and so one to a window."""
 
 
 FINITE = ("norm@", "isfinite", "isnan", "isinf")
@@ -85,7 +87,32 @@ def facts_of(trace: Trace, driven: bool, repeated: bool) -> Facts:
     ]
     for optimizer in optimizers:
         facts.views.append(_view(trace, optimizer, optimizers))
+    facts.together = _together(trace, optimizers)
     return facts
+
+
+def _together(trace: Trace, optimizers: list[Thing]) -> list[frozenset[Thing]]:
+    """Groups of optimizers between whose steps no backward pass and no decision ever lies."""
+    if len(optimizers) < 2:
+        return []
+    runs: list[tuple[list[Thing], tuple[Loop, ...], tuple[str, ...]]] = []
+    open_ = False
+    for event in trace.events:
+        if event.kind == "backward":
+            open_ = False
+        elif event.kind == "step" and event.thing in optimizers:
+            if open_ and runs[-1][1:] == (event.loops, event.unsure):
+                runs[-1][0].append(event.thing)
+            else:
+                runs.append(([event.thing], event.loops, event.unsure))
+            open_ = True
+    groups = {frozenset(things) for things, _, _ in runs if len(things) > 1}
+    return [
+        group
+        for group in groups
+        if all(group == frozenset(things) and len(things) == len(group)
+               for things, _, _ in runs if group & set(things))
+    ]  # fmt: skip
 
 
 def _roles(trace: Trace) -> tuple[list[Thing], list[Thing], bool]:
@@ -280,8 +307,17 @@ def _clips(event: Event, optimizer: Thing, optimizers: list[Thing]) -> bool:
 
 def certain(view: View, facts: Facts, event: Event) -> bool:
     """Whether a backward is surely this optimizer's and nobody else's."""
+    own = view.optimizer
     others = [other.optimizer for other in facts.views]
-    return reaches(event, view.optimizer, others) is True
+    partners = next((group for group in facts.together if own in group), None)
+    if partners is not None:
+        if tensor_of(event).models and own.models:
+            if not tensor_of(event).models & own.models:
+                return False
+        elif len({mark.node for mark in facts.backwards}) > 1:
+            return False  # one loss for each, perhaps
+        others = [other for other in others if other is own or other not in partners]
+    return reaches(event, own, others) is True
 
 
 def owned(view: View, facts: Facts, window: Window) -> bool:

@@ -13,6 +13,7 @@ from gradaccum.lint.files.slicing import CORE, Slice, slice_module
 from gradaccum.lint.walk.calls import instantiate
 from gradaccum.lint.walk.classes import base_kind, find_method, ones
 from gradaccum.lint.walk.evaluate import evaluate, key_of
+from gradaccum.lint.walk.lightning import fit, manual
 from gradaccum.lint.walk.loops import LENGTH
 from gradaccum.lint.walk.trace import Event, Frame, Trace
 from gradaccum.lint.walk.values import Class, Env, Func, Thing, Value
@@ -118,6 +119,9 @@ def _explore(
     manner = "once"
     if backwards and not any(event.loops for event in backwards):
         manner = "driven" if not isinstance(root.node, ast.Module) else "once"
+        if manual(root.node, root.home, slices[module.path]):
+            manner = "fit"
+            _walk(program, module, root, slices, visited, [], known, windows, manner)  # learns
     elif backwards and _per_epoch(probe, root):
         manner = "twice"
     traces: list[Trace] = []
@@ -325,6 +329,10 @@ def _call_root(walker: Walker, module: Module, root: _Root, manner: str) -> None
         values = _parameters(walker, scope, node, func)
         for _ in range(2):
             walker.function(func, [], dict(values))
+        return
+    if manner == "fit":
+        assert func.home is not None
+        fit(walker, func, func.home, _parameters(walker, scope, node, func))
         return
     frame = Frame(node, walker.tick())
     walker.loops.append(frame)

@@ -91,6 +91,8 @@ class Program:
         self.modules: dict[str, Module | None] = {}
         self.slices: dict[str, Slice] = {}
         """What slicing.py found in each file."""
+        self.sums: dict[str, bool] = {}
+        """Whether a file spells out a loss that is a sum; filled while walking."""
         self.wide: dict[str, Slice] = {}
         """The same, as other files need it."""
         self._tails: dict[str, list[tuple[str, tuple[str, ...]]]] = {}

@@ -21,7 +21,8 @@ CORE = frozenset(
 
 SIDE = frozenset(
     {
-        "add_", "append", "data", "div_", "eval", "grad", "inference_mode", "load_state_dict",
+        "add_", "append", "data", "div_", "eval", "extend", "grad", "inference_mode",
+        "load_state_dict",
         "mul_", "multiply_grads", "no_grad", "scale_gradients", "scale_grads",
         "register_hook", "requires_grad", "requires_grad_", "set_grad_enabled", "sub_", "train",
         "update",
@@ -29,7 +30,9 @@ SIDE = frozenset(
 )  # fmt: skip
 """Names that matter where a walk comes by, but do not call for one."""
 
-PLAIN = frozenset({"accumulate", "append", "backward", "data", "eval", "step", "train", "update"})
+PLAIN = frozenset(
+    {"accumulate", "append", "backward", "data", "eval", "extend", "step", "train", "update"}
+)
 """Of these, the ones that people also call their variables: `step` alone is just a counter."""
 
 _WORDS = CORE | SIDE
@@ -75,6 +78,7 @@ class Row:
     """Names that stand alone, not as an attribute."""
     calls: frozenset[str] = frozenset()
     """Names that are called."""
+    yields: bool = False
     children: list[Row] = field(default_factory=list)
     called: frozenset[str] = frozenset()
     """Names that may be functions of this file: bare ones, and attributes that are methods."""
@@ -85,7 +89,7 @@ class Row:
 class _Names:
     """The names in the head of one statement."""
 
-    __slots__ = ("bare", "calls", "names", "spoken", "targets")
+    __slots__ = ("bare", "calls", "names", "spoken", "targets", "yields")
 
     def __init__(self) -> None:
         self.targets: set[str] = set()
@@ -96,6 +100,7 @@ class _Names:
         """Attributes, or called."""
         self.bare: set[str] = set()
         self.calls: set[str] = set()
+        self.yields = False
 
 
 def rows_of(module: Module) -> tuple[list[Row], list[Row], list[ast.BinOp]]:
@@ -127,6 +132,7 @@ def _row(
     _read(heads, found, moduli)
     row.targets, row.names = frozenset(found.targets), frozenset(found.names)
     row.bare, row.calls = frozenset(found.bare), frozenset(found.calls)
+    row.yields = found.yields
     row.words = (row.targets | row.names) & _WORDS
     if not row.names.isdisjoint(_PRIVATE):
         row.words |= {name[1:] for name in row.names & _PRIVATE}
@@ -180,6 +186,8 @@ def _read(heads: list[ast.AST], found: _Names, moduli: list[ast.BinOp]) -> None:
                 _store_item(node, targets)
         elif isinstance(node, ast.AugAssign):
             _augmented(node.target, names)
+        elif isinstance(node, (ast.Yield, ast.YieldFrom)):
+            found.yields = True
         for name in _PARTS[kind]:
             value = getattr(node, name, None)
             if type(value) is list:

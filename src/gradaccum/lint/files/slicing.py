@@ -50,6 +50,8 @@ class Slice:
         self.called: dict[int, frozenset[str]] = {}
         self.forks: set[int] = set()
         """`if` statements that bind what a training call is made of."""
+        self.yielding: set[int] = set()
+        """Statements that hold a `yield`: the loops among them turn as often as who draws."""
         self.moduli: set[int] = set()
         """Window lengths that are written out."""
         self.named = False
@@ -97,6 +99,7 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
             found.keep.add(id(row.node))
     _keep_handed_in(rows, found)
     _keep_means(rows, found)
+    _keep_yields(rows, found)
     _find_forks(rows, found)
     found.moduli = moduli_of(rows, moduli)
     return found
@@ -116,6 +119,8 @@ def opened(found: Slice) -> Slice:
 def _open(function: Row, keep: set[int], trains: bool) -> None:
     """Keep what a function returns, what `__init__` sets up, and the modes it puts models into."""
     inside = list(_inside(function))
+    if any(row.yields for row in inside):
+        return  # what it yields is kept as it is
     name = getattr(function.node, "name", "")
     kept: set[int] = set()
     needed: set[str] = set()
@@ -196,6 +201,30 @@ def _keep_means(rows: list[Row], found: Slice) -> None:
     stack = [row for row in rows if used & row.targets]
     for row in stack:
         found.keep.add(id(row.node))
+
+
+def _keep_yields(rows: list[Row], found: Slice) -> None:
+    """Keep what generators yield, and how often: whoever draws from them may train.
+
+    Kept as well is what a Lightning module configures: its trainer hands it out again.
+    """
+    needed: dict[str, set[str]] = {}
+    for row in reversed(rows):  # children come after their parents
+        inside = any(id(child.node) in found.yielding for child in row.children)
+        if row.function and (row.yields or inside) and not isinstance(row.node, NESTS):
+            found.yielding.add(id(row.node))
+            found.keep.add(id(row.node))
+            needed.setdefault(row.function, set()).update(row.names)
+        elif row.function == "configure_optimizers" and isinstance(row.node, ast.Return):
+            needed.setdefault(row.function, set()).update(row.names)
+    for _ in range(_DEEP if needed else 0):
+        for row in reversed(rows):
+            names = needed.get(row.function)
+            if names is None or isinstance(row.node, NESTS):
+                continue
+            if row.targets & names or any(id(child.node) in found.keep for child in row.children):
+                found.keep.add(id(row.node))
+                names |= row.names
 
 
 def _find_forks(rows: list[Row], found: Slice) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gradaccum.lint.facts import Facts, View, Window, certain, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
-from gradaccum.lint.walk.trace import Event
+from gradaccum.lint.walk.trace import SET, Event
 from gradaccum.lint.walk.values import Thing
 
 __all__ = ["GLOBAL", "RULES"]
@@ -97,7 +98,7 @@ def retained(facts: Facts) -> Iterator[Hit]:
             continue
         if any(_uses(other, event) for other in events[index + 1 :]):
             continue
-        if len(tensor.forwards) == 1:
+        if len(tensor.forwards) == 1 or tensor.forwards <= _made_beside(facts, event):
             yield hit(
                 "GA502",
                 event,
@@ -105,6 +106,15 @@ def retained(facts: Facts) -> Iterator[Hit]:
                 "or hides that a tensor of an earlier iteration is still in it",
             )
             return
+
+
+def _made_beside(facts: Facts, event: Event) -> set[int]:
+    """The forward passes of the same iteration: what they made is made anew in the next."""
+    found: set[int] = set()
+    for other in facts.trace.events:
+        if other.kind == "forward" and other.loops[: len(event.loops)] == event.loops:
+            found |= tensor_of(other).forwards
+    return found
 
 
 def _uses(other: Event, event: Event) -> bool:
@@ -211,12 +221,14 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
         usual = view.usual(window.step)
         if usual < 2 or len(window.fresh) < usual:
             continue
-        if not all(certain(view, facts, event) for event in window.fresh):
-            if not _one_loss(facts, window):
-                continue
-        if len({event.node for event in window.fresh}) > 1 or "hook" in window.step.flags:
+        reached = all(_reached(view, facts, event, wrapped) for event in window.fresh)
+        if not reached and not _one_loss(facts, window):
             continue
-        early = window.fresh[0]
+        nodes = [event.node for event in window.fresh]
+        again = [event for event in window.fresh if nodes.count(event.node) > 1]
+        if not again or "hook" in window.step.flags:
+            continue
+        early = again[0]
         if any("unsynced" in tensor_of(event).flags for event in window.fresh):
             continue
         if {"no_sync", "accumulate"} & early.flags or "unsynced" in tensor_of(early).flags:
@@ -230,7 +242,7 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
             continue
         yield hit(
             "GA601",
-            early,
+            _both_passes(facts, early, wrapped),
             "every micro-batch synchronises the gradients of all ranks; once a window is enough",
             (window.step, "the update"),
         )
@@ -241,6 +253,31 @@ def _one_loss(facts: Facts, window: Window) -> bool:
     """Whether one line differentiates for all optimizers, once an iteration."""
     nodes = {event.node for event in facts.backwards}
     return len(nodes) == 1 and len({event.loops for event in window.fresh}) == len(window.fresh)
+
+
+def _both_passes(facts: Facts, mark: Event, wrapped: set[Thing]) -> Event:
+    """Where `no_sync` would stand: the call with both passes, if the backward is in a helper."""
+    events = facts.trace.events
+    models = tensor_of(mark).models & wrapped
+    forwards = [event for event in events[: events.index(mark)]
+                if event.kind == "forward" and event.thing in models]  # fmt: skip
+    if not forwards:
+        return mark
+    shared = 0
+    for one, other in zip(forwards[-1].calls, mark.calls, strict=False):
+        if one is not other:
+            break
+        shared += 1
+    if shared == len(mark.calls):
+        return mark
+    node, path = mark.calls[shared]
+    return replace(mark, node=node, path=path)
+
+
+def _reached(view: View, facts: Facts, event: Event, wrapped: set[Thing]) -> bool:
+    """Whether a backward surely synchronises parameters of this optimizer: others may as well."""
+    known = tensor_of(event).models & view.optimizer.models & wrapped
+    return bool(known) or certain(view, facts, event)
 
 
 def _wrapped(facts: Facts) -> set[Thing]:
@@ -361,7 +398,7 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
                 continue
             elif event.loops[: len(last.loops)] == last.loops and last.path == event.path:
                 restored.add(thing)  # set just before it is used: somebody wants to train so
-            elif thing in trained and last.loops and event.loops and not last.unsure:
+            elif thing in trained and last.loops and event.loops and _by_settings(facts, last):
                 if any(thing in tensor_of(mark).models for mark in facts.backwards):
                     if len(last.loops) <= len(event.loops):
                         yield hit(
@@ -372,6 +409,15 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
                             (event, "the next training forward"),
                         )
                         return
+
+
+def _by_settings(facts: Facts, event: Event) -> bool:
+    """Whether only the script's settings decide that an event comes, whatever the data are."""
+    return not any(
+        facts.trace.decisions.get(key, (True, True))[1]
+        for key in event.unsure
+        if not key.startswith(SET)
+    )
 
 
 def _inside(part: Thing | None, whole: Thing) -> bool:

@@ -44,7 +44,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
             continue
         if _compensated(facts, window) or _divisors(loss):
             continue
-        if loss.flags & {"sum", "cat", "weighted", "leaf"} and not sometimes:
+        if loss.flags & {"sum", "hidden", "cat", "weighted", "leaf"} and not sometimes:
             continue
         if late is not None:
             yield hit(
@@ -108,8 +108,13 @@ def _divided_late(facts: Facts, mark: Event, usual: int) -> Event | None:
 
 
 def _one_line(window: Window) -> bool:
+    """Whether there is one pass for each micro-batch, though each branch may spell it out."""
+    if "closure" in window.step.flags:
+        return False
     nodes = {event.node for event in window.fresh}
-    return len(nodes) == 1 and "closure" not in window.step.flags
+    around = {tuple([loop.node for loop in event.loops]) for event in window.fresh}
+    turns = {event.loops for event in window.fresh}
+    return len(nodes) == 1 or (len(turns) == len(window.fresh) and len(around) == 1)
 
 
 def _is_window(facts: Facts, view: View, window: Window) -> bool:
@@ -229,6 +234,51 @@ def divided_twice(facts: Facts, view: View) -> Iterator[Hit]:
                 yield hit("GA202", event, f"the loss is divided by the window length {why}")
 
 
+def divided_for_engine(facts: Facts) -> Iterator[Hit]:
+    """GA202: a division by the length that DeepSpeed's engine was told of, and divides by."""
+    for event in facts.backwards:
+        if not event.flags & {"engine", "accelerate"}:
+            continue
+        asked = f".{_STEPS}()" if "engine" in event.flags else "deepspeed"
+        if any(
+            _STEPS in item.key and asked in item.key.lower() for item in tensor_of(event).divisors
+        ):
+            yield hit("GA202", event, "the loss is divided by the window length here, and again "
+                      "inside the engine's backward")  # fmt: skip
+            return
+
+
+_STEPS = "gradient_accumulation_steps"
+
+
+def last_divided(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA201: only the micro-batch that ends a window is divided."""
+    if facts.opaque:
+        return
+    found: list[tuple[Event, Window]] = []
+    for window in view.windows:
+        passes = window.fresh
+        if len(passes) < 2 or not _one_line(window) or not _gated(window):
+            continue
+        counts = [len(tensor_of(event).divisors) for event in passes]
+        if not owned(view, facts, window) or _compensated(facts, window):
+            return
+        if len(set(counts[:-1])) != 1 or counts[-1] <= counts[0]:
+            continue
+        if tensor_of(passes[-1]).partial or tensor_of(passes[0]).partial:
+            return
+        found.append((passes[0], window))
+    if len(found) > 1:
+        mark, window = found[0]
+        yield hit(
+            "GA201",
+            mark,
+            "only the last micro-batch of a window is divided: it weighs far less than the others",
+            (window.fresh[-1], "divided"),
+            (window.step, "one update for all micro-batches of the window"),
+        )
+
+
 def _is_count(key: str, facts: Facts) -> bool:
     return key in facts.trace.window_keys and key != "accelerate"
 
@@ -265,5 +315,5 @@ def lopsided(facts: Facts) -> Iterator[Hit]:
                 return
 
 
-RULES = (not_divided, divided_twice)
-GLOBAL = (lopsided, mean_of_means)
+RULES = (not_divided, divided_twice, last_divided)
+GLOBAL = (divided_for_engine, lopsided, mean_of_means)

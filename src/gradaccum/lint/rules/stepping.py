@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, certain, common_loop, is_model_root
+from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, is_model_root
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Num, Thing, Value
@@ -59,11 +59,11 @@ def _tail_wiped(view: View) -> Iterator[Hit]:
         outer = [
             (mark, zero)
             for mark, zero in window.lost
-            if len(zero.loops) < len(mark.loops) and len(mark.loops) == len(window.step.loops)
+            if _after_loop(mark, zero) and len(mark.loops) == len(window.step.loops)
         ]
         if outer and len(outer) < usual and len(window.fresh) >= 1:
             mark, zero = outer[0]
-            if "closure" in window.step.flags or mark.node is not window.fresh[-1].node:
+            if "closure" in window.step.flags or mark.node not in [e.node for e in window.fresh]:
                 continue
             yield hit(
                 "GA302",
@@ -75,31 +75,54 @@ def _tail_wiped(view: View) -> Iterator[Hit]:
             return
 
 
+def _after_loop(mark: Event, zero: Event) -> bool:
+    """Whether a zeroing comes only once the loop of a pass is over: outside, or when it is anew."""
+    if len(zero.loops) < len(mark.loops):
+        return True
+    at = len(mark.loops) - 1
+    return (
+        at > 0
+        and mark.loops[at].node is zero.loops[at].node
+        and (mark.loops[at].entry != zero.loops[at].entry)
+    )
+
+
 def _tail_leaks(facts: Facts, view: View) -> Iterator[Hit]:
     if facts.repeated and facts.trace.guessed:
         return
     for window in view.windows:
         usual = view.usual(window.step)
-        if usual < 2 or len(window.fresh) <= usual or not window.step.loops:
+        if usual < 2 or len(window.fresh) == usual or not window.step.loops:
             continue
-        last = window.fresh[-1]
+        last = window.fresh[-1] if window.fresh else window.step
         at = min(len(window.step.loops), len(last.loops))
         if not at or window.step.loops[:at] != last.loops[:at]:
             continue
-        entries = {event.loops[at - 1].entry for event in window.fresh if len(event.loops) >= at}
-        passes = Counter(event.node for event in window.fresh)
-        if len(entries) < 2 or len(set(passes.values())) > 1:
+        entries = [event.loops[at - 1].entry for event in window.fresh if len(event.loops) >= at]
+        each = _each(window.fresh)
+        if len(set(entries)) < 2 or not each:
             continue
-        each = len(passes)  # backward passes of one micro-batch
+        first = view.windows[0].fresh
+        anew = entries.count(entries[-1]) == len(first) and len({e.loops[:-1] for e in first}) == 1
+        if len(window.fresh) < usual and not anew:
+            continue  # the counter may well go on
         yield hit(
             "GA302",
             window.step,
             "the counter starts anew in each epoch but the gradients do not: the last, short "
             f"window leaks into the next epoch's first, which is then {len(window.fresh) // each} "
-            f"micro-batches instead of {usual // each}",
+            f"micro-batches instead of {len(first if anew else range(usual)) // each}",
             (last, "backward adds to what is left over"),
         )
         return
+
+
+def _each(passes: list[Event]) -> int:
+    """Backward passes of one micro-batch; 0 if they differ in it."""
+    if len({event.loops for event in passes}) == len(passes):
+        return int(len({tuple([loop.node for loop in event.loops]) for event in passes}) == 1)
+    counts = Counter(event.node for event in passes)
+    return len(counts) if len(set(counts.values())) == 1 else 0
 
 
 def _tail_lost(facts: Facts, view: View) -> Iterator[Hit]:
@@ -127,17 +150,21 @@ def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
     first = view.windows[0].step
     if not first.loops or "hook" in first.flags:
         return
-    loop = first.loops[-1]
-    run = [
-        window
-        for window in view.windows
-        if window.step.loops and window.step.loops[-1].entry == loop.entry
-    ]
+    runs: dict[int, list[Window]] = {}
+    for window in view.windows:
+        if window.step.loops and window.step.loops[-1].node is first.loops[-1].node:
+            runs.setdefault(window.step.loops[-1].entry, []).append(window)
+    run = runs[first.loops[-1].entry]
     sizes = [len(window.fresh) for window in run]
-    if len(run) < 3 or min(sizes) < 1 or max(sizes) < 2:
+    later = {len(window.fresh) for window in view.windows[1:]}
+    if len(run) < 3 < len(view.windows) and len(later) == 1:
+        run = view.windows  # counted over all epochs
+        sizes = [len(window.fresh) for window in run]
+    if min(sizes) < 1 or max(sizes) < 2 or len({window.step.node for window in run}) != 1:
         return
-    nodes = {event.node for window in run for event in window.fresh}
-    if len(nodes) != 1 or len({window.step.node for window in run}) != 1:
+    if len({event.node for window in run for event in window.fresh}) > 1 and not all(
+        _each(window.fresh) == 1 for window in run
+    ):
         return
     for window in run:
         if any(facts.trace.decisions.get(key, (True, True))[1] for key in window.step.unsure):
@@ -147,23 +174,38 @@ def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
             return
         if not all(certain(view, facts, event) for event in window.fresh):
             return
+    if len(run) < 3 and not (len(run) == 2 and _again(list(runs.values()), sizes)):
+        return
     full = sizes[1:-1] or sizes[1:]
     if sizes[0] < min(full) and len(set(full)) == 1:
-        yield hit(
-            "GA303",
-            first,
-            f"off by one: the first update comes after {sizes[0]} micro-batch, "
-            f"all others after {full[0]}",
-            (run[0].fresh[-1], "backward"),
-        )
-    elif len(set(sizes[:-1])) > 1 and (facts.trace.exact or sizes[:-1].count(1) > len(run) // 2):
+        message = f"the first update comes after {sizes[0]} micro-batch, all others after {full[0]}"
+    elif sizes[0] == full[0] + 1 and len(set(full)) == 1 and sizes[-1] <= full[0]:
+        message = f"the first window holds {sizes[0]} micro-batches, all others {full[0]}"
+    elif (
+        len(run) > 2
+        and len(set(sizes[:-1])) > 1
+        and (facts.trace.exact or sizes[:-1].count(1) > len(run) // 2)
+    ):
         shown = ", ".join(str(size) for size in sizes[:6])
-        yield hit(
-            "GA303",
-            first,
-            f"windows of unequal length: {shown} micro-batches between updates",
-            (run[0].fresh[-1], "backward"),
-        )
+        message = f"windows of unequal length: {shown} micro-batches between updates"
+        yield hit("GA303", first, message, (run[0].fresh[-1], "backward"))
+        return
+    else:
+        return
+    yield hit("GA303", first, f"off by one: {message}", (run[0].fresh[-1], "backward"))
+
+
+def _again(runs: list[list[Window]], sizes: list[int]) -> bool:
+    """Whether each epoch has the windows of the first one, left-overs of the one before aside."""
+    own = [
+        [
+            sum(event.loops[-1].entry == window.step.loops[-1].entry for event in window.fresh)
+            for window in run
+        ]
+        for run in runs
+        if run[0].fresh and all(event.loops for window in run for event in window.fresh)
+    ]
+    return len(own) > 1 and all(other == sizes for other in own)
 
 
 def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:

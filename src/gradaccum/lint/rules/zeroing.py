@@ -85,6 +85,7 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
             (mark, zero)
             for mark, zero in window.lost
             if not _detour(mark, zero, window)
+            and not _next_epoch(mark, zero)
             and not _by_chance(facts, mark, zero, window)
             and (
                 len(zero.loops) >= len(mark.loops)
@@ -118,6 +119,19 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
                 (mark, "this backward is wiped"),
                 (window.step, "the step finds nothing"),
             )
+
+
+def _next_epoch(mark: Event, zero: Event) -> bool:
+    """Whether the loop of a pass was over before the zeroing came: GA302 says it better."""
+    at = len(mark.loops) - 1
+    return (
+        at > 0
+        and len(zero.loops) > at
+        and (
+            mark.loops[at].node is zero.loops[at].node
+            and mark.loops[at].entry != zero.loops[at].entry
+        )
+    )
 
 
 def _detour(mark: Event, zero: Event, window: Window) -> bool:
@@ -233,6 +247,7 @@ def other_losses_gradient(facts: Facts, view: View) -> Iterator[Hit]:
     if facts.opaque or len(facts.views) < 2:
         return
     steps = [window.step for other in facts.views for window in other.windows]
+    frozen = {event.thing for event in facts.trace.events if event.kind == "freeze"}
     order = {id(event): index for index, event in enumerate(facts.trace.events)}
     for window in view.windows:
         if len(window.fresh) < 2 or not certain(view, facts, window.fresh[-1]):
@@ -242,6 +257,8 @@ def other_losses_gradient(facts: Facts, view: View) -> Iterator[Hit]:
             tensor = mark.tensor
             if tensor is None or not tensor.models or mark.node is last.node:
                 continue
+            if "accumulate" in mark.flags:
+                continue  # an engine that counts for several models is not followed closely enough
             meant = [
                 step
                 for step in steps
@@ -250,7 +267,8 @@ def other_losses_gradient(facts: Facts, view: View) -> Iterator[Hit]:
                 and step.thing.models & tensor.models
                 and order[id(mark)] < order[id(step)] < order[id(last)]
             ]
-            if meant and view.optimizer.models & tensor.models and mark.loops == last.loops:
+            owned = view.optimizer.models & tensor.models
+            if meant and owned and not owned & frozen and common_loop(mark, last) is not None:
                 yield hit(
                     "GA104",
                     window.step,

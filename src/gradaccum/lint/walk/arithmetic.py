@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gradaccum.lint.walk.counters import counts, iterations, modulus, number
 from gradaccum.lint.walk.evaluate import assign, evaluate, key_of, text
 from gradaccum.lint.walk.values import (
     Class,
@@ -45,8 +46,6 @@ _COMPARE: dict[type[ast.cmpop], Callable[..., bool]] = {
 _NEGATIVE: dict[type[ast.cmpop], str] = {ast.NotEq: "Eq", ast.IsNot: "Is", ast.NotIn: "In"}
 OWN = "own"
 """The key of a divisor that a micro-batch's own forward made."""
-BIG = 8
-"""A written window length beyond this one is walked as a short one."""
 
 
 def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
@@ -62,8 +61,10 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return _tensor(walker, op, left, right, node)
     if isinstance(op, ast.Mod):
-        left, right = _modulus(walker, left, right, node)
-    left, right = _number(walker, left), _number(walker, right)
+        left, right = modulus(walker, left, right, node)
+    elif isinstance(op, ast.Add):
+        left, right = iterations(walker, left, right), iterations(walker, right, left)
+    left, right = number(walker, left), number(walker, right)
     if isinstance(left, Num) and isinstance(right, Num):
         function = _MATH.get(type(op))
         if function is not None:
@@ -93,6 +94,8 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
         args=(left, right),
         depth=len(walker.loops),
     )
+    if isinstance(op, ast.Mult):
+        made.uses.add("times")
     if isinstance(op, (ast.Div, ast.Mult)) and isinstance(left, Thing):
         made.uses.add("divided")  # whatever it is: as a loss, it is no longer the undivided one
     if _of_grad(left) or _of_grad(right):
@@ -118,39 +121,6 @@ def _from_leaf(value: Value) -> Value:
     if isinstance(value, Thing) and value.kind == "leaf":
         return Tensor(frozenset((value,)), flags=frozenset(("leaf",)))
     return value
-
-
-def _number(walker: Walker, value: Value) -> Value:
-    if isinstance(value, Thing) and (value.key in walker.known or value.key in walker.asserted):
-        return walker.symbol(value.key)
-    return value
-
-
-def _modulus(walker: Walker, left: Value, right: Value, node: ast.AST) -> tuple[Value, Value]:
-    counting = isinstance(left, Num) and left.varies
-    if isinstance(left, Num) and not counting and walker.loops:
-        # a counter that starts outside the loop does not vary until it was counted up once
-        named = any(isinstance(part, (ast.Name, ast.Attribute))
-                    for part in ast.walk(getattr(node, "left", node)))  # fmt: skip
-        counting = named and left.value <= 1 and not left.tags
-    if not counting and walker.driver is not None and isinstance(left, (Thing, Num)):
-        if isinstance(left, Thing) and left.kind == "unknown":
-            left, counting = Num(walker.driver.index, frozenset(), True), True
-    if not counting:
-        return left, right
-    if isinstance(left, Num) and any(tag.startswith("len(") for tag in left.tags):
-        walker.trace.shifted = True
-    if isinstance(right, Thing) and right.kind in ("unknown", "external", "dict"):
-        walker.trace.shifted |= right.varies
-        right_number = walker.symbol(right.key)
-        walker.trace.window_keys.add(right.key)
-        return left, right_number
-    if isinstance(right, Num) and not right.tags:
-        if right.value > BIG:
-            return left, walker.symbol(f"{right.value:g}")
-        if right.value > 3:
-            walker.known["length"] = 11
-    return left, right
 
 
 def divided(tensor: Tensor, by: Value) -> Tensor:
@@ -205,7 +175,7 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
                        Thing("unknown", OWN if own else "tensor"))  # fmt: skip
     tensor, other = (left, right) if isinstance(left, Tensor) else (right, left)
     assert isinstance(tensor, Tensor)
-    other = _number(walker, other)
+    other = number(walker, other)
     tensor = tensor.but(made=node)
     if isinstance(op, ast.Div):
         if tensor.forwards and tensor.forwards <= walker.spent and isinstance(other, Num):
@@ -441,11 +411,11 @@ def _pair(
         if isinstance(left, Thing) and left.kind in ("unknown", "external"):
             return left.key, left.varies, positive
         return positive
-    left, right = _number(walker, left), _number(walker, right)
-    if isinstance(left, Num) and isinstance(right, Thing) and _counts(left, right, test, around):
+    left, right = number(walker, left), number(walker, right)
+    if isinstance(left, Num) and isinstance(right, Thing) and counts(left, right, test, around):
         walker.trace.window_keys.add(right.key)
         right = walker.symbol(right.key)
-    elif isinstance(right, Num) and isinstance(left, Thing) and _counts(right, left, test, around):
+    elif isinstance(right, Num) and isinstance(left, Thing) and counts(right, left, test, around):
         walker.trace.window_keys.add(left.key)
         left = walker.symbol(left.key)
     function = _COMPARE.get(type(op))
@@ -467,23 +437,3 @@ def _pair(
     ]
     # a counter by its name: what is asked of it is decided alike in all iterations
     return f"{names[0]} {negative or type(op).__name__} {names[1]}", changes, negative is None
-
-
-def _counts(counter: Num, limit: Thing, test: ast.Compare, around: ast.AST | None) -> bool:
-    """Whether a counter is held against a window length: the branch starts it anew."""
-    if not counter.varies or limit.kind != "unknown" or not isinstance(around, ast.If):
-        return False
-    named = {
-        node.id if isinstance(node, ast.Name) else node.attr
-        for node in ast.walk(test)
-        if isinstance(node, (ast.Name, ast.Attribute))
-    }
-    for statement in around.body:
-        if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                parts = target.elts if isinstance(target, ast.Tuple) else [target]
-                for part in parts:
-                    name = part.id if isinstance(part, ast.Name) else getattr(part, "attr", None)
-                    if name in named:
-                        return True
-    return False

@@ -38,6 +38,10 @@ def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
         return global_name(walker, module, name) if module else Thing("unknown", name)
     if name == "sync_gradients" and walker.accumulations:
         return walker.sync
+    if name == "is_last_batch" and walker.loops:
+        return walker.loops[-1].last  # a Lightning trainer's
+    if name == "training" and walker.quiet():
+        return False  # where no graph is made, nobody trains
     if name in value.attrs:
         return value.attrs[name]
     home = value.attrs.get("__class__")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gradaccum.lint.files.slicing import CORE, Slice
 from gradaccum.lint.walk.arithmetic import condition
 from gradaccum.lint.walk.evaluate import evaluate, text
-from gradaccum.lint.walk.trace import Doubt
+from gradaccum.lint.walk.trace import SET, Doubt
 from gradaccum.lint.walk.values import Env, Num, Thing, varies
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
     if fork.other_leaves:
         return walker.block(node.body, env)
     if not fork.trains and not fork.binds and not fork.forks:
-        walker.unsure.append("?" + key)
+        walker.unsure.append(("?" if changes else SET) + key)
         try:
             signal = walker.block(node.body, env)
             return "" if signal else walker.block(node.orelse, env)

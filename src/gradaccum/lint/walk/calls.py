@@ -12,6 +12,7 @@ from gradaccum.lint.walk.attributes import attribute
 from gradaccum.lint.walk.classes import base_kind, find_method
 from gradaccum.lint.walk.contents import models_of
 from gradaccum.lint.walk.evaluate import evaluate, text
+from gradaccum.lint.walk.lightning import configured
 from gradaccum.lint.walk.loops import LENGTH
 from gradaccum.lint.walk.tensor_methods import tensor_method
 from gradaccum.lint.walk.trace import Frame
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["call", "instantiate", "tensors"]
+
+_OF_LIGHTNING = {"optimizers": "optimizer", "lr_schedulers": "scheduler"}
 
 
 def call(walker: Walker, env: Env, node: ast.Call) -> Value:
@@ -70,6 +73,11 @@ def _method(
         method = find_method(walker, receiver, name)
         if method is not None:
             return _enter(walker, method, args, kwargs)
+        if name.startswith(("from_", "load_")):
+            made = Thing(base_kind(walker, receiver), f"{text(node.func)}()@{node.lineno}",
+                         node=node, depth=len(walker.loops))  # fmt: skip
+            made.attrs["__class__"] = receiver
+            return made
         return unknown_call(walker, node, None, args, kwargs)
     if isinstance(receiver, Thing):
         if receiver.key == "super()":
@@ -96,12 +104,29 @@ def _method(
                 return result
         if receiver.kind == "leaf" and name not in effects.OF_LEAF:
             return tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
+        if receiver.kind == "dict" and name in ("values", "items") and _spelled_out(receiver):
+            return _entries(walker, receiver, name)
+        if name in _OF_LIGHTNING and not args:
+            return configured(walker, receiver, _OF_LIGHTNING[name])
         handler = effects.METHODS.get(name)
         if handler is not None:
             return handler(walker, node, receiver, args, kwargs)
         if receiver.kind == "model" and name not in effects.PLAIN:
             return effects.forward(walker, node, receiver, tensors([*args, *kwargs.values()]))
     return unknown_call(walker, node, receiver, args, kwargs)
+
+
+def _spelled_out(mapping: Thing) -> bool:
+    """Whether a dict was written with all its keys; an empty one may have been filled since."""
+    keys = getattr(mapping.node, "keys", [])
+    return bool(keys) and None not in keys
+
+
+def _entries(walker: Walker, mapping: Thing, name: str) -> Seq:
+    pairs = [(key, value) for key, value in mapping.attrs.items() if key[:2] != "__"]
+    if name == "values":
+        return Seq([value for _, value in pairs], len(walker.loops))
+    return Seq([Seq([key, value]) for key, value in pairs], len(walker.loops))
 
 
 def _above(walker: Walker, receiver: Thing, name: str) -> Func | None:
@@ -179,6 +204,13 @@ def apply(
             made = merged(parts, node)
             flags = made.flags | {"sum"} if "sum" in target.uses else made.flags - {"sum"}
             return made.but(divisors=(), partial=(), flags=flags)
+        values = [*args, *kwargs.values()]
+        made = target.kind == "unknown" and isinstance(target.node, ast.Call)
+        given = args[0] if args else None
+        wraps = isinstance(given, Thing) and given.kind in library.ITERABLES
+        if made and not wraps and isinstance(node.func, ast.Attribute) and walker.loops:
+            effects.escapes(walker, node, values)
+            return effects.forward(walker, node, target, tensors(values))
     return unknown_call(walker, node, target, args, kwargs)
 
 

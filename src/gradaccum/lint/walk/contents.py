@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.walk.evaluate import text
@@ -11,13 +12,24 @@ from gradaccum.lint.walk.values import Seq, Thing, Value
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
 
-__all__ = ["has_params", "is_complex", "is_low", "models_of", "opaque"]
+__all__ = ["has_params", "is_complex", "is_low", "models_of", "opaque", "sums"]
+
+_SUMS = re.compile(r"reduction\s*=\s*['\"]sum['\"]|size_average\s*=\s*False")
 
 
 def opaque(walker: Walker, node: ast.Call) -> Thing:
     """A result nobody knows."""
     where = f"{text(node.func)}()@{node.lineno}"
     return Thing("unknown", where, bool(walker.loops), node=node, depth=len(walker.loops))
+
+
+def sums(walker: Walker, path: str) -> bool:
+    """Whether a file has a loss that is a sum, and so is rightly not divided for a window."""
+    known = walker.program.sums.get(path)
+    if known is None:
+        found = _SUMS.search(walker.program.source(path)) is not None
+        known = walker.program.sums[path] = found
+    return known
 
 
 def is_low(value: Value) -> bool:

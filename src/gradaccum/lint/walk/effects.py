@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.walk.arithmetic import divided, merged
-from gradaccum.lint.walk.contents import is_low, models_of, opaque
+from gradaccum.lint.walk.contents import is_low, models_of, opaque, sums
 from gradaccum.lint.walk.evaluate import text
 from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
@@ -45,7 +45,8 @@ _HARMLESS = frozenset(
     {
         "append", "clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "eval", "id",
         "isinstance", "len", "load_state_dict", "print", "save", "state_dict", "str", "train",
-        "type", "update", "update_parameters", "prepare", "add_scalar", "log", "info",
+        "type", "update", "update_parameters", "prepare", "add_scalar", "log", "log_dict", "info",
+        "toggle_optimizer", "untoggle_optimizer",
     }
 )  # fmt: skip
 
@@ -69,17 +70,21 @@ def forward(
     """A call of a model: its output depends on it and on what went in."""
     quiet = walker.quiet()
     made = merged(parts, node) if parts else Tensor(made=node)
-    walker.note("forward", node, model, None)
+    own = frozenset((walker.tick(),))
+    walker.note("forward", node, model, Tensor(forwards=own))
     model.uses.add("called")
     flags = made.flags - {"detached", "item", "sum", "leaf", "cat", "unsynced", "blind"}
     if quiet:
         flags |= {"inference"} if quiet == "inference_mode" else {"blind"}
     if walker.inside("no_sync"):
         flags |= {"unsynced"}
+    home = model.attrs.get("__class__")
+    if isinstance(home, Class) and sums(walker, home.module.path):
+        flags |= {"hidden"}
     return Tensor(
         made.models | {model} | model.models,
         (),
-        made.forwards | {walker.tick()},
+        made.forwards | own,
         flags,
         None,
         not quiet,
@@ -102,6 +107,8 @@ def backward(
         *(name for name in ("retain_graph", "create_graph") if kwargs.get(name) is True),
         *(["gradient"] if "gradient" in kwargs else []),
     ]
+    if "opaque" in tensor.flags and any(sums(walker, path) for path in walker.globals):
+        tensor = tensor.but(flags=tensor.flags | {"hidden"})
     if "retain_graph" in marks and _passes_beside(walker, node) > 1:
         marks.append("others")
     walker.note("backward", node, via, tensor, *marks)
@@ -213,7 +220,8 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
         walker.function(first, [], {})
         walker.note("step", node, receiver, None, "closure")
     elif not _idle(walker, receiver):
-        walker.note("step", node, receiver, None, *(["args"] if args else []))
+        told = args or set(kwargs) - {"closure", "optimizer"}
+        walker.note("step", node, receiver, None, *(["args"] if told else []))
     return None
 
 

@@ -12,6 +12,7 @@ from gradaccum.lint.walk.attributes import attribute_of
 from gradaccum.lint.walk.branches import truth
 from gradaccum.lint.walk.calls import call
 from gradaccum.lint.walk.evaluate import assign, evaluate
+from gradaccum.lint.walk.generators import yield_from, yielded
 from gradaccum.lint.walk.loops import elements
 from gradaccum.lint.walk.trace import Frame
 from gradaccum.lint.walk.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
@@ -135,4 +136,6 @@ HANDLERS: dict[type[ast.AST], Callable[..., Value]] = {
     ast.BinOp: _bin_op,
     ast.UnaryOp: _unary,
     ast.Call: call,
+    ast.Yield: yielded,
+    ast.YieldFrom: yield_from,
 }

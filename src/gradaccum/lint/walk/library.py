@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ITERABLES", "external_call"]
 
-ITERABLES = frozenset({"cycle", "enumerate", "range", "zip", "loader", "wrapped"})
+ITERABLES = frozenset({"cycle", "enumerate", "generator", "range", "zip", "loader", "wrapped"})
 _CONTEXTS = {
     "no_grad": "no_grad",
     "inference_mode": "inference_mode",
@@ -169,6 +169,9 @@ def _construct(
         return Thing(twin.kind, f"{twin.key}'", bool(walker.loops), kept, depth=depth, node=node)
     if name == "initialize" and "amp" in lower:
         return args[0] if len(args) == 1 else Seq(list(args), depth)
+    if name == "initialize" and "deepspeed" in lower:
+        return Thing("unknown", f"engine@{node.lineno}", node=node, depth=depth,
+                     models=models_of(values))  # fmt: skip
     if name == "master_params":
         return Thing("params", "master", uses={"master"}, models=models_of(args))
     made = _tool(node, name, args, kwargs, depth)
@@ -377,6 +380,8 @@ def _length(walker: Walker, node: ast.Call, value: Value) -> Value:
             return last
     if isinstance(value, Thing) and "stream" in value.uses and walker.loops:
         walker.note("stream_length", node, value)
+    if isinstance(value, Thing) and value.kind == "unknown" and value.key.endswith("[i]"):
+        return Thing("unknown", f"len({value.key})", True)  # of a batch, not of a loader
     if isinstance(value, (Thing, Seq)) and not isinstance(value, Class):
         return Num(walker.known.get("length", 8), frozenset((f"len({key_of(value)})",)))
     return Thing("unknown", "len()", True)

@@ -33,6 +33,15 @@ WINDOW = 3
 def trips(walker: Walker, node: ast.AST, module: Module) -> int:
     """How often a loop of unknown length is walked."""
     found = walker.module_slice(module)
+    if walker.turnings and id(node) in found.yielding:
+        if any(id(child) in found.yielding for child in _loops_below(getattr(node, "body", []))):
+            return OUTER
+        turning = walker.turnings[-1]
+        walker.turnings.pop()
+        try:
+            return trips(walker, turning.node, turning.env.module)
+        finally:
+            walker.turnings.append(turning)
     if id(node) not in found.turns:
         found.turns[id(node)] = _turns(node, found)
     count = found.turns[id(node)]
@@ -121,7 +130,8 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
     if isinstance(value, Thing) and value.kind == "range":
         yield from _range(walker, node, value, env)
         return
-    if isinstance(value, Seq) and not value.open and len(value.items) <= EXACT:
+    drawn = walker.turnings and id(node) in walker.module_slice(env.module).yielding
+    if isinstance(value, Seq) and not value.open and not drawn and len(value.items) <= EXACT:
         for index, item in enumerate(value.items):
             yield item, index == len(value.items) - 1
         return

@@ -10,6 +10,7 @@ from gradaccum.lint.walk.arithmetic import augment
 from gradaccum.lint.walk.branches import branch, match, truth
 from gradaccum.lint.walk.effects import enter
 from gradaccum.lint.walk.evaluate import assign, evaluate, text
+from gradaccum.lint.walk.generators import Turning, drive, generated
 from gradaccum.lint.walk.loops import EXACT, elements, trips
 from gradaccum.lint.walk.trace import Event, Frame
 from gradaccum.lint.walk.values import Class, Env, Func, Num, Thing, Value
@@ -118,6 +119,16 @@ def _nonlocal(walker: Walker, node: ast.Nonlocal, env: Env) -> str:
 
 def _for(walker: Walker, node: ast.For, env: Env) -> str:
     iterable = evaluate(walker, env, node.iter)
+    made = generated(iterable)
+    if made is not None:
+        around = walker.stack[-1] if walker.stack else env.module.tree
+        owner = walker.owners[-1] if walker.owners else (None, None)
+        turning = Turning(node, env, around, owner, walker.paths[-1], len(walker.loops),
+                          lambda item: assign(walker, env, node.target, item), made[1])  # fmt: skip
+        signal = drive(walker, turning, made[0])
+        if turning.count:
+            return signal
+        iterable = Thing("unknown", made[0].key)  # what it walks over is not known well enough
     items = elements(walker, node, iterable, env)
     return _loop(walker, node, env, items, lambda item: assign(walker, env, node.target, item))
 

@@ -8,7 +8,10 @@ from typing import TypeAlias
 
 from gradaccum.lint.walk.values import Tensor, Thing
 
-__all__ = ["Doubt", "Event", "Frame", "Loop", "Trace"]
+__all__ = ["SET", "Doubt", "Event", "Frame", "Loop", "Trace"]
+
+SET = "?="
+"""Before a condition that only settings decide, and of which both branches were walked."""
 
 Doubt: TypeAlias = "tuple[str, bool, bool]"
 """A condition that nobody can evaluate: its key, whether it changes from iteration to iteration,
@@ -38,6 +41,8 @@ class Event:
     flags: frozenset[str] = frozenset()
     unsure: tuple[str, ...] = ()
     """Conditions that nobody can evaluate and that were decided to get here."""
+    calls: tuple[tuple[ast.AST, str], ...] = ()
+    """Of a forward or backward pass: the statements, with their files, that called up to here."""
 
     @property
     def line(self) -> int:

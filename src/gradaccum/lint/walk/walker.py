@@ -15,6 +15,7 @@ from gradaccum.lint.files.slicing import Slice, opened, slice_module
 from gradaccum.lint.walk.classes import counted_by, ones
 from gradaccum.lint.walk.evaluate import EXPRESSIONS, evaluate, text
 from gradaccum.lint.walk.expressions import HANDLERS
+from gradaccum.lint.walk.generators import Turning, postponed
 from gradaccum.lint.walk.loops import UNEVEN, WINDOW
 from gradaccum.lint.walk.statements import STATEMENTS
 from gradaccum.lint.walk.trace import Doubt, Event, Frame, Trace
@@ -74,10 +75,16 @@ class Walker:
     """Conditions that choose between two ways to train, or wrap a model: turned before others."""
     hooks: list[tuple[Func, Thing]] = field(default_factory=list)
     """Hooks that run in every backward, with the parameter they stand on."""
+    turnings: list[Turning] = field(default_factory=list)
+    """Loops that are walked from inside the generators they draw from."""
     owners: list[tuple[Value, Class | None]] = field(default_factory=list)
     """Of each method that is being walked: its object, and the class that defines it."""
     result: Value = None
     stack: list[ast.AST] = field(default_factory=list)
+    here: ast.AST = field(default_factory=ast.Pass)
+    """The statement that is walked."""
+    calls: list[tuple[ast.AST, str]] = field(default_factory=list)
+    """The statements that called, one for each function in `stack`; a new tuple for each call."""
 
     at_start: tuple[dict[str, float], set[str]] = field(init=False)
     """What was known when this walk began."""
@@ -106,6 +113,7 @@ class Walker:
             tensor,
             frozenset([*flags, *[name for name, _ in self.contexts]]),
             tuple(self.unsure),
+            tuple(self.calls) if kind in ("forward", "backward") else (),
         )
         self.trace.events.append(event)
 
@@ -224,6 +232,7 @@ class Walker:
             slice_.bodies[id(body)] = kept
         for node, handler, costs in kept:
             if costs:
+                self.here = node
                 self.budget -= 1
                 if self.budget < 0:
                     raise Exhausted
@@ -232,16 +241,23 @@ class Walker:
                 return signal
         return ""
 
-    def function(self, func: Func, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        """Walk a call of a function whose source we have."""
+    def function(
+        self, func: Func, args: list[Value], kwargs: dict[str, Value], now: bool = False
+    ) -> Value:
+        """Walk a call of a function whose source we have; a generator runs later, if not `now`."""
         node = func.node
         if len(self.stack) >= DEPTH or node in self.stack:
             return Thing("unknown", f"{getattr(node, 'name', 'lambda')}()", bool(self.loops))
+        if not now:
+            later = postponed(self, func, args, kwargs)
+            if later is not None:
+                return later
         env = Env({}, func.env, func.module)
         _bind(self, func, env, [*func.bound, *args], {**func.bound_kw, **kwargs})
         whole = not _unsaid_window(func, len(func.bound) + len(args), kwargs)
         begun = len(self.trace.events)
         self.stack.append(node)
+        self.calls.append((self.here, self.paths[-1]))
         self.paths.append(func.module.path)
         self.owners.append((func.owner, func.home))
         mark = len(self.contexts)
@@ -259,6 +275,7 @@ class Walker:
         finally:
             del self.contexts[mark:]
             self.stack.pop()
+            self.here = self.calls.pop()[0]
             self.paths.pop()
             self.owners.pop()
             if whole and self._trained(func, begun):
