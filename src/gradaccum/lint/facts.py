@@ -210,7 +210,7 @@ def _vague(models: frozenset[Thing]) -> bool:
 def zeroes(event: Event, optimizer: Thing, others: list[Thing]) -> bool | None:
     """Whether a zeroing clears this optimizer's gradients; None: maybe."""
     thing = event.thing
-    if thing is optimizer:
+    if thing is optimizer or _groups_of(optimizer, thing) or _groups_of(thing, optimizer):
         return True
     others = [other for other in others if other is optimizer or not twins(other, optimizer)]
     if thing is not None and thing.kind == "optimizer":
@@ -225,6 +225,14 @@ def zeroes(event: Event, optimizer: Thing, others: list[Thing]) -> bool | None:
         if thing.kind == "model" and not _vague(optimizer.models):
             return None if optimizer.models & thing.models else False
     return True if len(others) == 1 else None
+
+
+def _groups_of(outer: Thing | None, inner: Thing | None) -> bool:
+    """Whether one optimizer is made of the groups of another, so that they share parameters."""
+    return outer is not None and any(
+        isinstance(part, Thing) and part.kind == "param_groups" and inner in part.args
+        for part in outer.args
+    )
 
 
 _OWN = frozenset({"clip", "unscale", "grad_scale", "set_grad", "scaler_update", "escape",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, Window, common_loop, owned, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
-from gradaccum.lint.walk.arithmetic import OWN
+from gradaccum.lint.walk.arithmetic import INSIDE, OWN
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Divisor, Tensor
 
@@ -42,7 +42,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
         )
         if not (late or sometimes or _is_window(facts, view, window)):
             continue
-        if _compensated(facts, window) or _divisors(loss):
+        if _compensated(facts, view, window) or _divisors(loss):
             continue
         if loss.flags & {"sum", "cat", "weighted", "leaf"} and not sometimes:
             continue
@@ -78,6 +78,11 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
 def _divisors(loss: Tensor) -> list[Divisor]:
     """What may be the window; a mean over a micro-batch's own tokens is not."""
     return [item for item in loss.divisors if item.key != OWN]
+
+
+def _written(loss: Tensor) -> list[Divisor]:
+    """What the loop itself divides by."""
+    return [item for item in loss.divisors if item.key != INSIDE]
 
 
 def _rate_divided(view: View) -> bool:
@@ -193,9 +198,13 @@ def _names(node: ast.AST) -> set[str]:
     return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
 
 
-def _compensated(facts: Facts, window: Window) -> bool:
+def _compensated(facts: Facts, view: View, window: Window) -> bool:
     kinds = {"grad_scale", "set_grad", "autograd_grad"}
     if any(event.kind in kinds for event in window.since):
+        return True
+    if any("weighted" in event.flags for event in window.fresh):
+        return True  # not every loss is differentiated with the weight 1
+    if any(event.kind == "grad_hook" and "returns" in event.flags for event in facts.trace.events):
         return True
     position = facts.trace.events.index(window.fresh[-1])
     for event in facts.trace.events[position:]:
@@ -203,6 +212,8 @@ def _compensated(facts: Facts, window: Window) -> bool:
             return False
         if event.kind == "escape" and event.thing is not None:
             if event.thing.kind in ("model", "params", "optimizer"):
+                return True
+            if event.thing in view.optimizer.models:
                 return True
     return False
 
@@ -239,7 +250,7 @@ def mean_of_means(facts: Facts) -> Iterator[Hit]:
         loss = tensor_of(event)
         if "accelerate" in event.flags:
             continue
-        if "ignores" in loss.flags and loss.divisors and event.loops:
+        if "ignores" in loss.flags and _written(loss) and event.loops:
             yield hit(
                 "GA203",
                 event,

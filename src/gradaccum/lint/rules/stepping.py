@@ -191,6 +191,8 @@ def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:
             and event.thing is optimizer]  # fmt: skip
     if made and "hook" in made[0].flags:
         return
+    if made and _begins_anew(facts, optimizer):
+        return
     if twins and made and view.windows and view.windows[0].step.loops:
         yield hit(
             "GA304",
@@ -198,6 +200,31 @@ def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:
             "the optimizer is built anew in every iteration, so its moments start from zero",
             (view.windows[0].step, "it steps here"),
         )
+
+
+def _begins_anew(facts: Facts, optimizer: Thing) -> bool:
+    """Whether what it optimizes is another model, or another set of parameters, each time.
+
+    The old moments are of weights that are gone, or of fewer parameters.
+    """
+    models = optimizer.models
+    inside = [event for event in facts.trace.events if len(event.loops) >= optimizer.depth]
+    for event in inside:
+        thing = event.thing
+        if thing is None or event.kind not in ("weights_set", "escape", "freeze", "unfreeze"):
+            continue
+        if not (
+            thing in models
+            or thing.models & models
+            or any(thing.key.startswith((f"{model.key}.", f"{model.key}[")) for model in models)
+        ):
+            continue
+        if event.kind != "escape":
+            return True
+        if any(step.kind == "step" and len(step.loops) > len(event.loops)
+               and step.loops[: len(event.loops)] == event.loops for step in inside):  # fmt: skip
+            return True  # what was handed the model before it is trained may begin it anew
+    return False
 
 
 def scheduler_early(facts: Facts, view: View) -> Iterator[Hit]:
@@ -337,7 +364,8 @@ def unfrozen_late(facts: Facts) -> Iterator[Hit]:
     frozen: set[str] = set()
     filtered: list[Thing] = []
     built: Event | None = None
-    for event in facts.trace.events:
+    events = facts.trace.events
+    for index, event in enumerate(events):
         if event.kind == "freeze" and event.thing is not None:
             frozen.add(event.thing.key)
         elif event.kind == "built" and event.thing is not None and frozen:
@@ -348,15 +376,35 @@ def unfrozen_late(facts: Facts) -> Iterator[Hit]:
         elif event.kind == "unfreeze" and event.thing is not None and built is not None:
             key = event.thing.key
             if key in frozen and any(key.startswith(model.key) for model in filtered):
+                if _taken_up(facts, built, index, filtered):
+                    return
                 yield hit("GA309", event, "unfrozen after the optimizer took only what required "
                           "grad at that time: these parameters are never stepped",
                           (built, "the optimizer is built here"))  # fmt: skip
                 return
 
 
+def _taken_up(facts: Facts, built: Event, at: int, models: list[Thing]) -> bool:
+    """Whether an optimizer takes what is unfrozen at `at` all the same.
+
+    It gets a group of its own, before or after; or one that is built afterwards takes all that
+    requires grad by then.
+    """
+    for index, event in enumerate(facts.trace.events):
+        if event.kind == "add_group":
+            return True
+        if index > at and event.kind == "built" and event is not built and event.thing is not None:
+            if not event.thing.models or not event.thing.models.isdisjoint(models):
+                return True
+    return False
+
+
 def closure_and_backward(facts: Facts) -> Iterator[Hit]:
     """GA104: a backward before `step(closure)` whose closure does its own."""
     for view in facts.views:
+        made = view.optimizer
+        if made.kind == "optimizer" and made.node is not None and "torch" not in made.uses:
+            continue  # a class of somebody's own may clear before it calls the closure
         for window in view.windows:
             if "closure" not in window.step.flags:
                 continue

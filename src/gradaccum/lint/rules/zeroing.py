@@ -34,12 +34,10 @@ def never_zeroed(facts: Facts, view: View) -> Iterator[Hit]:
         if event.loops
     ):
         return
-    if any(
-        _may_zero(event, view) for event in trace.events if event.kind == "escape" and event.loops
-    ):
-        return
     for window in view.windows[1:]:
         if not window.fresh or not window.held or "closure" in window.step.flags:
+            continue
+        if any(event.kind == "escape" and _may_zero(event, view) for event in window.since):
             continue
         if not all(certain(view, facts, event) for event in window.fresh):
             continue

@@ -45,6 +45,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[..., bool]] = {
 _NEGATIVE: dict[type[ast.cmpop], str] = {ast.NotEq: "Eq", ast.IsNot: "Is", ast.NotIn: "In"}
 OWN = "own"
 """The key of a divisor that a micro-batch's own forward made."""
+INSIDE = "inside"
+"""The key of a divisor that the forward of a criterion, or of a model, put on what it returns."""
 BIG = 8
 """A written window length beyond this one is walked as a short one."""
 
@@ -275,6 +277,9 @@ def augment(
     value = evaluate(walker, env, node.value)
     if isinstance(current, Thing) and current.kind == "grad":
         marks = ["add"] if isinstance(node.op, (ast.Add, ast.Sub)) else []
+        if isinstance(node.op, ast.Mult) and isinstance(value, Num) and value.value == 0:
+            walker.note("zero", spelled or node, current, None, "param")
+            return
         walker.note("grad_scale", spelled or node, current, None, *marks, *asked(walker, node))
         return
     if isinstance(current, Thing) and current.kind in ("param", "leaf"):

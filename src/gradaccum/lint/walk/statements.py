@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint.walk.arithmetic import augment
 from gradaccum.lint.walk.branches import branch, match, truth
+from gradaccum.lint.walk.by_hand import delete
 from gradaccum.lint.walk.effects import enter
 from gradaccum.lint.walk.evaluate import assign, evaluate, text
 from gradaccum.lint.walk.loops import EXACT, elements, trips
@@ -116,6 +117,13 @@ def _nonlocal(walker: Walker, node: ast.Nonlocal, env: Env) -> str:
     return ""
 
 
+def _delete(walker: Walker, node: ast.Delete, env: Env) -> str:
+    for target in node.targets:
+        if isinstance(target, ast.Attribute) and target.attr == "grad":
+            delete(walker, node, evaluate(walker, env, target.value))
+    return ""
+
+
 def _for(walker: Walker, node: ast.For, env: Env) -> str:
     iterable = evaluate(walker, env, node.iter)
     items = elements(walker, node, iterable, env)
@@ -220,6 +228,7 @@ STATEMENTS: dict[type[ast.AST], Callable[..., str]] = {
     ast.AnnAssign: _ann_assign,
     ast.AugAssign: _aug_assign,
     ast.Assert: _assert,
+    ast.Delete: _delete,
     ast.Return: _return,
     ast.Raise: lambda *_: "return",
     ast.Break: lambda *_: "break",

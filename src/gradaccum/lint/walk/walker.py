@@ -74,6 +74,8 @@ class Walker:
     """Conditions that choose between two ways to train, or wrap a model: turned before others."""
     hooks: list[tuple[Func, Thing]] = field(default_factory=list)
     """Hooks that run in every backward, with the parameter they stand on."""
+    step_hooks: list[tuple[str, Thing | None, Value]] = field(default_factory=list)
+    """Functions that run before or after a step, with the optimizer they stand on; none: any."""
     result: Value = None
     stack: list[ast.AST] = field(default_factory=list)
 
@@ -239,12 +241,14 @@ class Walker:
         self.stack.append(node)
         self.paths.append(func.module.path)
         mark = len(self.contexts)
+        if func.within:
+            self.contexts.append((func.within, None))
         try:
             if isinstance(node, ast.Lambda):
                 return evaluate(self, env, node.body)
             for decorator in node.decorator_list:
                 name = text(decorator).split("(")[0].split(".")[-1]
-                if name in ("no_grad", "inference_mode"):
+                if name in ("no_grad", "inference_mode", "enable_grad"):
                     self.contexts.append((name, None))
             self.result = None
             self.block(node.body, env)
