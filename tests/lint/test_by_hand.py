@@ -2,7 +2,10 @@
 
 import pytest
 
-from .pairing import MODEL, Pairs, codes, pair, twins
+from gradaccum.lint.files.program import Program
+from gradaccum.lint.judge import judge
+
+from .pairing import HEAD, MODEL, Pairs, codes, pair, twins
 
 PAIRS: Pairs = {}
 
@@ -353,6 +356,61 @@ class Fit:
 """
     assert codes(text) & {"GA101", "GA304"} == {"GA101"}
     assert codes(text.replace("cached_property", "property")) & {"GA304"} == {"GA304"}
+
+
+TAIL = (
+    MODEL
+    + """
+loader = torch.utils.data.DataLoader(files, batch_size=2)
+@
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(net(x), y) / WINDOW
+        loss.backward()
+        if (i + 1) % WINDOW == 0:
+            opt.step()
+            opt.zero_grad()
+"""
+)
+WHOLE = {
+    "assert": "assert len(loader) % WINDOW == 0",
+    "assert with a word": "assert not len(loader) % WINDOW, 'whole windows only'",
+    "assert, turned": "assert 0 == len(loader) % WINDOW",
+    "raise": "if len(loader) % WINDOW != 0:\n    raise ValueError('whole windows only')",
+    "cut": "whole = len(files) // (2 * WINDOW) * (2 * WINDOW)\n"
+    "loader = torch.utils.data.DataLoader(torch.utils.data.Subset(files, range(whole)), 2)",
+}
+
+
+@pytest.mark.parametrize("window", ["args.every", "4"])
+@pytest.mark.parametrize("name", [*WHOLE, ""])
+def test_no_tail_where_the_script_has_whole_windows_only(name, window):
+    before = WHOLE.get(name, "assert len(loader) > WINDOW")
+    found = codes(TAIL.replace("@", before).replace("WINDOW", window))
+    assert ("GA302" in found) is (name not in WHOLE)
+
+
+UNSAID = {
+    "GA302": (TAIL.replace("@", ""), "is then longer than all others"),
+    "GA303": (
+        TAIL.replace("@", "").replace("(i + 1) %", "i %"),
+        "after 1 micro-batch, all others after a full window",
+    ),
+    "GA102": (
+        TAIL.replace("@", "").replace("        loss =", "        opt.zero_grad()\n        loss ="),
+        "some of its micro-batches",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", list(UNSAID))
+def test_a_message_states_no_number_that_the_script_does_not(code):
+    text, said = UNSAID[code]
+    program = Program({"train.py": HEAD + text.replace("WINDOW", "args.every")})
+    module = program.load("train.py")
+    assert module is not None
+    messages = [one.message for one in judge(program, module) if one.code == code]
+    assert [said in message for message in messages[:1]] == [True], messages
 
 
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

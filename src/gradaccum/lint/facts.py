@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gradaccum.lint.walk.trace import Event, Loop, Trace
 from gradaccum.lint.walk.values import Tensor, Thing
 
-__all__ = ["FINITE", "Facts", "View", "Window", "facts_of"]
+__all__ = ["FINITE", "Facts", "View", "Window", "counted", "facts_of"]
 
 
 @dataclass(slots=True)
@@ -326,6 +326,14 @@ def common_loop(first: Event, second: Event) -> Loop | None:
 def is_model_root(node: ast.AST) -> bool:
     """Whether a loop is the one we made by calling a function again and again."""
     return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+def counted(facts: Facts) -> bool:
+    """Whether the windows of a walk are as long as the script says.
+
+    Where it does not say, the walk chose a length, and no message may state it as a fact.
+    """
+    return not facts.trace.window_keys
 
 
 def tensor_of(event: Event) -> Tensor:

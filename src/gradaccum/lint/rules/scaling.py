@@ -63,7 +63,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
                     "GA201",
                     last,
                     "one term of this loss is divided by the window, another is not",
-                    (window.step, f"one update for {usual} micro-batches"),
+                    (window.step, "one update for all micro-batches of the window"),
                 )
             continue
         yield hit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, certain, common_loop, is_model_root
+from gradaccum.lint.facts import Facts, View, certain, common_loop, counted, is_model_root
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Num, Thing, Value
@@ -44,6 +44,9 @@ def tail(facts: Facts, view: View) -> Iterator[Hit]:
         return
     if facts.trace.measured & facts.trace.window_keys:
         return
+    usual = view.usual()
+    if usual and any(number % usual == 0 for number in facts.trace.multiples):
+        return  # all windows are whole
     if not all(certain(view, facts, event) for window in view.windows for event in window.fresh):
         return
     yield from _tail_wiped(view)
@@ -91,12 +94,14 @@ def _tail_leaks(facts: Facts, view: View) -> Iterator[Hit]:
         if len(entries) < 2 or len(set(passes.values())) > 1:
             continue
         each = len(passes)  # backward passes of one micro-batch
+        longer = "longer than all others"
+        if facts.trace.exact and counted(facts):
+            longer = f"{len(window.fresh) // each} micro-batches instead of {usual // each}"
         yield hit(
             "GA302",
             window.step,
             "the counter starts anew in each epoch but the gradients do not: the last, short "
-            f"window leaks into the next epoch's first, which is then {len(window.fresh) // each} "
-            f"micro-batches instead of {usual // each}",
+            f"window leaks into the next epoch's first, which is then {longer}",
             (last, "backward adds to what is left over"),
         )
         return
@@ -149,19 +154,22 @@ def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
             return
     full = sizes[1:-1] or sizes[1:]
     if sizes[0] < min(full) and len(set(full)) == 1:
+        before = f"{sizes[0]} micro-batch{'es' if sizes[0] > 1 else ''}, all others after {full[0]}"
+        if not counted(facts):
+            before = "1 micro-batch" if sizes[0] == 1 else "fewer micro-batches"
+            before += ", all others after a full window" if sizes[0] == 1 else " than all others"
         yield hit(
             "GA303",
             first,
-            f"off by one: the first update comes after {sizes[0]} micro-batch, "
-            f"all others after {full[0]}",
+            f"off by one: the first update comes after {before}",
             (run[0].fresh[-1], "backward"),
         )
     elif len(set(sizes[:-1])) > 1 and (facts.trace.exact or sizes[:-1].count(1) > len(run) // 2):
-        shown = ", ".join(str(size) for size in sizes[:6])
+        shown = ": " + ", ".join(str(size) for size in sizes[:6]) + " micro-batches between updates"
         yield hit(
             "GA303",
             first,
-            f"windows of unequal length: {shown} micro-batches between updates",
+            f"windows of unequal length{shown if counted(facts) else ''}",
             (run[0].fresh[-1], "backward"),
         )
 

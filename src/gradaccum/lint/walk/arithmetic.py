@@ -7,7 +7,9 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gradaccum.lint.walk import multiples
 from gradaccum.lint.walk.evaluate import assign, evaluate, key_of, text
+from gradaccum.lint.walk.multiples import symbols
 from gradaccum.lint.walk.values import (
     Class,
     Divisor,
@@ -60,6 +62,8 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
         terms, loss = left.attrs.get("__terms__"), left.attrs.get("__loss__")
         if isinstance(terms, Num) and isinstance(loss, Tensor):
             walker.note("average", node, Thing("numbers", "", args=(terms, right)), loss)
+    if isinstance(node, ast.BinOp) and multiples.is_whole(node):
+        multiples.divides_evenly(walker, right)
     left, right = _drawn(left, right)
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return _tensor(walker, op, left, right, node)
@@ -359,16 +363,6 @@ def _asks(around: ast.AST) -> bool:
                 if isinstance(part, ast.Attribute) and part.attr in ("grad", "requires_grad"):
                     return True
     return False
-
-
-def symbols(value: Value, depth: int = 0) -> set[str]:
-    """The names of what a number was made of."""
-    if isinstance(value, Num):
-        return set(value.tags)
-    if isinstance(value, Thing):
-        parts = value.args if depth < 8 else ()
-        return {value.key}.union(*(symbols(part, depth + 1) for part in parts))
-    return set()
 
 
 def _read(node: ast.AugAssign) -> ast.expr:

@@ -12,6 +12,7 @@ from gradaccum.lint.walk.by_hand import delete
 from gradaccum.lint.walk.effects import enter
 from gradaccum.lint.walk.evaluate import assign, evaluate, text
 from gradaccum.lint.walk.loops import EXACT, elements, trips
+from gradaccum.lint.walk.multiples import divides_evenly, rest
 from gradaccum.lint.walk.trace import Event, Frame
 from gradaccum.lint.walk.values import Class, Env, Func, Num, Thing, Value
 
@@ -72,6 +73,10 @@ def _aug_assign(walker: Walker, node: ast.AugAssign, env: Env) -> str:
 
 def _assert(walker: Walker, node: ast.Assert, env: Env) -> str:
     test = node.test
+    whole = rest(test, none=True)
+    if whole is not None:
+        divides_evenly(walker, evaluate(walker, env, whole.right))
+        return ""
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         value, wanted = (evaluate(walker, env, part) for part in (test.left, *test.comparators))
         if isinstance(value, Thing) and value.kind == "unknown" and not value.varies:
