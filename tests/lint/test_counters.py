@@ -62,4 +62,25 @@ for i, (x, y) in enumerate(loader):
     "every = max(1, round(math.exp(i)))",
 )
 
+pair(
+    PAIRS,
+    "a window that is one unless the command line says otherwise",
+    "GA303",
+    """
+parser.add_argument("--every", type=int, default=1)
+args = parser.parse_args()
+net = nn.Linear(8, 2)
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y) / args.every
+    loss.backward()
+    if @ % args.every == 0 or i + 1 == len(loader):
+        opt.step()
+        opt.zero_grad()
+""",
+    "i",
+    "(i + 1)",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

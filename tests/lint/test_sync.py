@@ -1,6 +1,6 @@
 """Ranks that synchronise in every micro-batch, and models that are not wrapped at all."""
 
-from .pairing import MODEL, Pairs, pair, twins
+from .pairing import MODEL, Pairs, codes, pair, twins
 
 PAIRS: Pairs = {}
 
@@ -92,4 +92,77 @@ for i, (x, y) in enumerate(loader):
 )
 
 
+pair(
+    PAIRS,
+    "micro-batches counted from one",
+    "GA602",
+    MODEL
+    + """
+net = DDP(net)
+every = args.batch // args.room
+while True:
+    for i in range(1, every + 1):
+        x, y = next(loader)
+        loss = F.cross_entropy(net(x), y)
+        if i < every:
+            with net.no_sync():
+                @.backward()
+        else:
+            loss.backward()
+    for p in net.parameters():
+        p.grad /= every
+    opt.step()
+    opt.zero_grad()
+""",
+    "loss",
+    "F.cross_entropy(net(x), y)",
+)
+
+
+pair(
+    PAIRS,
+    "two optimizers of one loss",
+    "GA601",
+    """
+actor, critic = nn.Linear(8, 2), nn.Linear(8, 1)
+first = torch.optim.AdamW(actor.parameters(), lr=1e-3)
+second = torch.optim.AdamW(critic.parameters(), lr=1e-3)
+actor, critic = DDP(actor), DDP(critic)
+done = 0
+for x, y in loader:
+    for part in range(args.parts):
+        loss = F.cross_entropy(actor(x), y) + F.mse_loss(critic(x), y)
+        (loss / args.every).backward()
+        done += 1
+        if done % @ == 0:
+            first.step()
+            second.step()
+            first.zero_grad()
+            second.zero_grad()
+""",
+    "args.every",
+    "1",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
+
+
+HELPER = """
+def spread(loss):
+    loss.backward()
+
+makes, judges = DDP(Maker()), DDP(Critic())
+first = torch.optim.AdamW(makes.parameters(), lr=1e-3)
+second = torch.optim.AdamW(judges.parameters(), lr=1e-3)
+for x, y in loader:
+    spread(judges(makes(x)).mean())
+    spread(judges(y).mean())
+    first.step()
+    second.step()
+    first.zero_grad()
+    second.zero_grad()
+"""
+
+
+def test_two_losses_of_one_helper_are_no_window():
+    assert "GA601" not in codes(HELPER)

@@ -163,6 +163,31 @@ for epoch in range(args.epochs):
     " or i + 1 == len(loader)",
 )
 
+pair(
+    PAIRS,
+    "a function that its only caller here lets evaluate",
+    "GA302",
+    """
+def run(net, opt, batches, evaluate=False):
+    if not evaluate:
+        opt.zero_grad()
+    for i, (x, y) in enumerate(batches):
+        loss = F.cross_entropy(net(x), y) / args.every
+        if not evaluate:
+            loss.backward()
+            if (i + 1) % args.every == 0@:
+                opt.step()
+                opt.zero_grad()
+
+def check(net, batches):
+    with torch.no_grad():
+        return run(net, None, batches, evaluate=True)
+""",
+    "",
+    " or i + 1 == len(batches)",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

@@ -7,8 +7,12 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from gradaccum.lint.files.older import modernised
+
+if TYPE_CHECKING:
+    from gradaccum.lint.files.slicing import Slice
 
 __all__ = ["Module", "Program", "parse", "parse_older"]
 
@@ -21,6 +25,8 @@ class Module:
     tree: ast.Module
     imports: dict[str, str] = field(default_factory=dict)
     """Local name to dotted path, for every import in the file, wherever it stands."""
+    stars: list[str] = field(default_factory=list)
+    """Dotted paths of the files that everything was imported from."""
     functions: dict[str, ast.AST] = field(default_factory=dict)
     """Top-level functions and classes by name."""
     refused: SyntaxError | None = None
@@ -53,6 +59,9 @@ def parse(text: str | bytes, path: str) -> Module:
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             for alias in node.names:
+                if alias.name == "*":
+                    module.stars.append(base)
+                    continue
                 dot = "" if base.endswith(".") else "."
                 module.imports[alias.asname or alias.name] = f"{base}{dot}{alias.name}"
     for node in tree.body:
@@ -80,11 +89,15 @@ class Program:
     def __init__(self, texts: dict[str, str | bytes] | None = None) -> None:
         self.texts = texts or {}
         self.modules: dict[str, Module | None] = {}
-        self.slices: dict[str, object] = {}
+        self.slices: dict[str, Slice] = {}
         """What slicing.py found in each file."""
+        self.wide: dict[str, Slice] = {}
+        """The same, as other files need it."""
         self._tails: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
         for path in self.texts:
             pieces = PurePath(path).with_suffix("").parts
+            if pieces[-1:] == ("__init__",):
+                pieces = pieces[:-1]  # a package is called by its folder
             if pieces:
                 self._tails.setdefault(pieces[-1], []).append((path, pieces))
 
@@ -121,6 +134,12 @@ class Program:
             if module is not None:
                 return module, ".".join(parts[cut:])
         return None
+
+    def everything(self, module: Module) -> list[Module]:
+        """The given files that `module` imported everything from."""
+        found = [self.resolve(dotted, module.path) for dotted in module.stars]
+        return [other for target in found if target is not None and not target[1]
+                for other in [target[0]] if other is not module]  # fmt: skip
 
     def _nearest(self, parts: list[str], origin: str) -> str | None:
         best, best_common = None, -1

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from copy import copy
 
 from gradaccum.lint.files.program import Module, Program
 from gradaccum.lint.files.rows import CORE, NESTS, WRITES, Row, adds, moduli_of, rows_of
 from gradaccum.lint.files.unseen import UNSEEN, mark_unseen
 
-__all__ = ["CORE", "Slice", "slice_module"]
+__all__ = ["CORE", "Slice", "opened", "slice_module"]
 
 _NAMED = re.compile(r"opt(im\w*|s|_\w+)?(\[\w+\])?\.step\(", re.IGNORECASE)
 _WRAPS = ("ddp", "distributeddataparallel")
+_MAKES = re.compile(
+    r"optim|model|net$|ddp$|parallel|sched|scaler|accelerator|^eval$", re.IGNORECASE
+)
+"""What a function reads or binds that makes, wraps or evaluates what a loop trains."""
+SHORT = 20
+"""Statements up to which a function of another file is always read: a loss, a wrapper."""
 _MODES = frozenset({"eval", "train"})
 _CARRIED = CORE | _MODES | {"grad", UNSEEN}
 """What a function does that a call of it does as well."""
 _ANEW = frozenset({"requires_grad", "requires_grad_", "reset_parameters"})
+_QUIET = frozenset({"append", "data", "update"})
+"""Words that do nothing to a gradient where no other is near."""
 _BACKWARD = frozenset({"backward", "manual_backward"})
 _DEEP = 3
 """Assignments that are followed back from a training call: a loss, its terms, their models."""
@@ -49,6 +58,7 @@ class Slice:
         """Window lengths that are written out."""
         self.named = False
         """Whether something called an optimizer steps in this file."""
+        self.rows: list[Row] = []
         self.looped: set[str] = set()
         """Functions with a training loop of their own, or that call one that has."""
 
@@ -58,13 +68,12 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
     found = Slice()
     if program is not None:
         if module.path in program.slices:
-            done = program.slices[module.path]
-            assert isinstance(done, Slice)
-            return done
+            return program.slices[module.path]
         program.slices[module.path] = found  # also ends a circle of imports
         found.named = _NAMED.search(program.source(module.path)) is not None
         _import_foreign(module, program, found)
     rows, top, moduli = rows_of(module)
+    found.rows = rows
     _mark_wrapped(rows)
     owners = mark_unseen(rows, module, program)
     calls = _function_calls(rows, found)
@@ -86,6 +95,7 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
             or (bool(mentioned & _MODES) and bool(row.called))
             or "grad" in mentioned
             or (UNSEEN in mentioned and bool(row.names & owners))
+            or ("super" in row.names and row.function == "__init__")
             or (beside[id(row)] and (adds(row.node) or isinstance(row.node, ast.Assert)))
             or any(id(child.node) in found.keep for child in row.children)
         )
@@ -98,6 +108,63 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
     _find_forks(rows, found)
     found.moduli = moduli_of(rows, moduli)
     return found
+
+
+def opened(found: Slice) -> Slice:
+    """A slice as other files need it, which know only what its functions return and set up."""
+    wide = copy(found)
+    wide.keep = set(found.keep)
+    wide.bodies, wide.branches, wide.arms, wide.turns = {}, {}, {}, {}
+    for row in found.rows:
+        if isinstance(row.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            _open(row, wide.keep, bool(found.functions[row.node.name] & CORE))
+    return wide
+
+
+def _open(function: Row, keep: set[int], trains: bool) -> None:
+    """Keep what a function returns, what `__init__` sets up, and the modes it puts models into."""
+    inside = list(_inside(function))
+    name = getattr(function.node, "name", "")
+    kept: set[int] = set()
+    needed: set[str] = set()
+    for row in inside if name != "forward" else ():
+        wanted = (
+            isinstance(row.node, ast.Return)
+            or bool(row.words & (_MODES | {"ddp"}))
+            or (name == "__init__" and isinstance(row.node, (ast.Assign, ast.AnnAssign)))
+        )
+        if wanted:
+            kept.add(id(row.node))
+            needed |= row.names
+    waiting = inside
+    for _ in range(_DEEP):
+        left: list[Row] = []
+        before = len(needed)
+        for row in waiting:
+            if row.targets & needed:
+                kept.add(id(row.node))
+                needed |= row.names
+            else:
+                left.append(row)
+        waiting = left
+        if len(needed) == before:
+            break
+    if not trains and all(row.words <= _QUIET for row in inside):
+        keep -= {id(row.node) for row in inside if not isinstance(row.node, _EXITS)}
+    if len(inside) > SHORT and not any(map(_MAKES.search, needed)):
+        return
+    keep |= kept
+    for row in reversed(inside):
+        if any(id(child.node) in keep for child in row.children):
+            keep.add(id(row.node))
+
+
+def _inside(row: Row) -> Iterator[Row]:
+    """The statements of a function, but not those of functions within it."""
+    for child in row.children:
+        yield child
+        if not isinstance(child.node, NESTS):
+            yield from _inside(child)
 
 
 def _mark_wrapped(rows: list[Row]) -> None:
@@ -229,6 +296,11 @@ def _import_foreign(module: Module, program: Program, found: Slice) -> None:
             continue
         other, rest = target
         theirs = slice_module(other, program)
+        if rest in theirs.foreign:
+            found.foreign[name] = found.foreign.get(name, frozenset()) | theirs.foreign[rest]
+            if rest in theirs.looped:
+                found.looped.add(name)
+            continue
         if rest in theirs.functions:
             spelled = {name: rest}
         elif not rest:
@@ -238,11 +310,18 @@ def _import_foreign(module: Module, program: Program, found: Slice) -> None:
             body = home.body if isinstance(home, ast.ClassDef) else []
             methods = [node.name for node in body if isinstance(node, ast.FunctionDef)]
             spelled = {own: own for own in methods if own in theirs.functions}
-        for local, own in spelled.items():
-            if theirs.functions[own]:
-                found.foreign[local] = found.foreign.get(local, frozenset()) | theirs.functions[own]
-                if own in theirs.looped:
-                    found.looped.add(local)
+        _spell(spelled, theirs, found)
+    for other in program.everything(module):
+        theirs = slice_module(other, program)
+        _spell({own: own for own in theirs.functions}, theirs, found)
+
+
+def _spell(spelled: dict[str, str], theirs: Slice, found: Slice) -> None:
+    for local, own in spelled.items():
+        if theirs.functions[own]:
+            found.foreign[local] = found.foreign.get(local, frozenset()) | theirs.functions[own]
+            if own in theirs.looped:
+                found.looped.add(local)
 
 
 def _function_calls(rows: list[Row], found: Slice) -> dict[str, frozenset[str]]:

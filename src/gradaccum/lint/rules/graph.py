@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, certain, tensor_of
+from gradaccum.lint.facts import Facts, View, Window, certain, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Thing
@@ -212,7 +212,8 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
         if usual < 2 or len(window.fresh) < usual:
             continue
         if not all(certain(view, facts, event) for event in window.fresh):
-            continue
+            if not _one_loss(facts, window):
+                continue
         if len({event.node for event in window.fresh}) > 1 or "hook" in window.step.flags:
             continue
         early = window.fresh[0]
@@ -234,6 +235,12 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
             (window.step, "the update"),
         )
         return
+
+
+def _one_loss(facts: Facts, window: Window) -> bool:
+    """Whether one line differentiates for all optimizers, once an iteration."""
+    nodes = {event.node for event in facts.backwards}
+    return len(nodes) == 1 and len({event.loops for event in window.fresh}) == len(window.fresh)
 
 
 def _wrapped(facts: Facts) -> set[Thing]:

@@ -74,6 +74,9 @@ def _method(
         return unknown_call(walker, node, None, args, kwargs)
     if isinstance(receiver, Thing):
         if receiver.key == "super()":
+            method = _above(walker, receiver, name)
+            if method is not None:
+                return _enter(walker, method, args, kwargs)
             return Thing("unknown", f"super().{name}()", bool(walker.loops))
         if receiver.kind in ("external", "file"):
             return apply(walker, node, attribute(walker, receiver, name, node), args, kwargs)
@@ -110,6 +113,19 @@ def _method(
 
 
 _UPDATES = frozenset({"step", "zero_grad", "backward"})
+
+
+def _above(walker: Walker, receiver: Thing, name: str) -> Func | None:
+    """The method that `super()` means, where we have the class."""
+    home = receiver.attrs.get("__home__")
+    for base in home.node.bases if isinstance(home, Class) else ():
+        value = evaluate(walker, home.env, base)  # type: ignore[union-attr]
+        if isinstance(value, Class) and value is not home:
+            method = find_method(walker, value, name)
+            if method is not None:
+                method.owner = receiver.args[0]
+                return method
+    return None
 
 
 def _updates(walker: Walker, home: Class, method: Func) -> bool:

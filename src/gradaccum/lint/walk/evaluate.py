@@ -116,9 +116,21 @@ def _outside(walker: Walker, module: Module, name: str) -> Value:
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             wanted = statement.value
     if wanted is None:
-        return Thing("external" if name in _BUILTINS else "unknown", name)
+        return _from_star(walker, module, name)
     scope.names[name] = Thing("unknown", name)  # ends a definition in terms of itself
     return evaluate(walker, scope, wanted)
+
+
+def _from_star(walker: Walker, module: Module, name: str) -> Value:
+    """A name that an `import *` may have brought."""
+    if name in _BUILTINS:
+        return Thing("external", name)
+    walker.scope(module).names[name] = Thing("unknown", name)  # ends a circle of imports
+    for other in reversed(walker.program.everything(module)):
+        value = global_name(walker, other, name)
+        if not isinstance(value, Thing) or (value.kind, value.key) != ("unknown", name):
+            return value
+    return Thing("unknown", name)
 
 
 def external(walker: Walker, module: Module, dotted: str) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.walk import by_hand, calls, effects
@@ -28,6 +29,12 @@ _CONTEXTS = {
 _SAME = frozenset({"compile", "DataParallel", "convert_sync_batchnorm", "unwrap_model", "iter",
                    "fully_shard"})  # fmt: skip
 _WRAPPERS = ("DistributedDataParallel", "DDP")
+_OPTIMIZERS = re.compile(
+    r"(adam|sgd|lamb|lars|lion|adafactor|ranger|novograd|sophia|muon|shampoo|prodigy|madgrad"
+    r"|rmsprop|adagrad|adadelta|optimizer)(w|\d*bit|2|v2)?$",
+    re.IGNORECASE,
+)
+"""Classes of optimizers that other libraries have, by how they are called."""
 _ROUND = {"max": max, "min": min}
 _FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
                     "nn.Parameter", "zeros_like", "ones_like"})  # fmt: skip
@@ -248,7 +255,7 @@ def _schedules(
                 value.uses.add("scheduled")
         return made
     first = args[0] if args else kwargs.get("params", kwargs.get("parameters"))
-    named = ".optim." in f".{lower}" and name[:1].isupper()
+    named = name[:1].isupper() and (".optim." in f".{lower}" or bool(_OPTIMIZERS.search(name)))
     if named or (has_params(first) and name[:1].isupper() and not dotted.startswith("torch.nn")):
         models = models_of([*args, *kwargs.values()])
         made = Thing("optimizer", name, node=node, depth=depth, models=models,
@@ -317,7 +324,11 @@ def _builtin(
     walker: Walker, node: ast.Call, name: str, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     if name == "super":
-        return Thing("unknown", "super()")
+        owner, home = walker.owners[-1] if walker.owners else (None, None)
+        made = Thing("unknown", "super()", args=(owner,))
+        if home is not None:
+            made.attrs["__home__"] = home
+        return made
     if name == "len" and args:
         return _length(walker, node, args[0])
     if name == "range":

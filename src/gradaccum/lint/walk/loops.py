@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint.files.program import Module
 from gradaccum.lint.files.slicing import Slice
-from gradaccum.lint.walk.evaluate import part_of
+from gradaccum.lint.walk.evaluate import key_of, part_of
 from gradaccum.lint.walk.values import Env, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -176,10 +176,13 @@ def _range(walker: Walker, node: ast.AST, value: Thing, env: Env) -> Iterator[tu
         if any(len(exact) % modulus == 0 for modulus in walker.module_slice(env.module).moduli):
             count = 24
     stop = bounds[min(1, len(bounds) - 1)] if bounds else None
-    if count == WINDOW and isinstance(stop, Thing):
-        chosen = walker.symbol(stop.key)
-        walker.trace.window_keys.add(stop.key)
-        count = int(chosen.value)
     start = numbers[0] if len(bounds) > 1 and isinstance(bounds[0], Num) else 0
+    if count == WINDOW and isinstance(stop, Thing):
+        if start and stop.args and stop.key == f"({key_of(stop.args[0])} Add {start})":
+            stop = stop.args[0]  # `range(1, n + 1)` counts n
+        if isinstance(stop, Thing):
+            chosen = walker.symbol(stop.key)
+            walker.trace.window_keys.add(stop.key)
+            count = int(chosen.value)
     for index in range(count):
         yield Num(start + index, frozenset(), True), index == count - 1

@@ -11,14 +11,14 @@ import ast
 from dataclasses import dataclass, field
 
 from gradaccum.lint.files.program import Module, Program
-from gradaccum.lint.files.slicing import Slice, slice_module
+from gradaccum.lint.files.slicing import Slice, opened, slice_module
 from gradaccum.lint.walk.classes import counted_by, ones
 from gradaccum.lint.walk.evaluate import EXPRESSIONS, evaluate, text
 from gradaccum.lint.walk.expressions import HANDLERS
 from gradaccum.lint.walk.loops import UNEVEN, WINDOW
 from gradaccum.lint.walk.statements import STATEMENTS
 from gradaccum.lint.walk.trace import Doubt, Event, Frame, Trace
-from gradaccum.lint.walk.values import Env, Func, Num, Seq, Tensor, Thing, Value
+from gradaccum.lint.walk.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
 
 __all__ = ["Exhausted", "Walker"]
 
@@ -76,6 +76,8 @@ class Walker:
     """Hooks that run in every backward, with the parameter they stand on."""
     step_hooks: list[tuple[str, Thing | None, Value]] = field(default_factory=list)
     """Functions that run before or after a step, with the optimizer they stand on; none: any."""
+    owners: list[tuple[Value, Class | None]] = field(default_factory=list)
+    """Of each method that is being walked: its object, and the class that defines it."""
     result: Value = None
     stack: list[ast.AST] = field(default_factory=list)
 
@@ -198,7 +200,10 @@ class Walker:
         """The slice of a file, made once for all walks of a root."""
         found = self.slices.get(module.path)
         if found is None:
-            found = self.slices[module.path] = slice_module(module, self.program)
+            found = self.program.wide.get(module.path)
+            if found is None:
+                found = self.program.wide[module.path] = opened(slice_module(module, self.program))
+            self.slices[module.path] = found
         return found
 
     def scope(self, module: Module) -> Env:
@@ -236,10 +241,11 @@ class Walker:
             return Thing("unknown", f"{getattr(node, 'name', 'lambda')}()", bool(self.loops))
         env = Env({}, func.env, func.module)
         _bind(self, func, env, [*func.bound, *args], {**func.bound_kw, **kwargs})
-        if not _unsaid_window(node, args, kwargs):
-            self.visited.add(id(node))  # else it is walked by itself as well
+        whole = not _unsaid_window(func, len(func.bound) + len(args), kwargs)
+        begun = len(self.trace.events)
         self.stack.append(node)
         self.paths.append(func.module.path)
+        self.owners.append((func.owner, func.home))
         mark = len(self.contexts)
         if func.within:
             self.contexts.append((func.within, None))
@@ -258,21 +264,29 @@ class Walker:
             del self.contexts[mark:]
             self.stack.pop()
             self.paths.pop()
+            self.owners.pop()
+            if whole and self._trained(func, begun):
+                self.visited.add(id(node))  # what was not is walked by itself as well
+
+    def _trained(self, func: Func, begun: int) -> bool:
+        """Whether a call came by the backward that its function spells out, if any."""
+        words = self.module_slice(func.module).functions.get(getattr(func.node, "name", ""), ())
+        if "backward" not in words and "manual_backward" not in words:
+            return True
+        return any(event.kind == "backward" for event in self.trace.events[begun:])
 
 
-def _unsaid_window(
-    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
-    args: list[Value],
-    kwargs: dict[str, Value],
-) -> bool:
+def _unsaid_window(func: Func, given: int, kwargs: dict[str, Value]) -> bool:
     """Whether a call leaves the length of a window at a default of 1, which switches it off."""
+    node = func.node
     known = node.__dict__.get("_windows")
     if known is None:
         known = node.__dict__["_windows"] = ones(node) & counted_by(node)
     if not known:
         return False
     names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
-    return not known <= {*names[: len(args)], *kwargs}
+    given += func.owner is not None
+    return not known <= {*names[:given], *kwargs}
 
 
 def _bind(
