@@ -358,6 +358,68 @@ class Fit:
     assert codes(text.replace("cached_property", "property")) & {"GA304"} == {"GA304"}
 
 
+pair(
+    PAIRS,
+    "losses that are thrown away now and then",
+    "GA501",
+    MODEL
+    + """
+kept = []
+for x, y in loader:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    kept.append(loss)
+    if len(kept) == 10:
+        @
+""",
+    "print(len(kept))",
+    "kept.clear()",
+)
+
+pair(
+    PAIRS,
+    "a counter spelled with a complement",
+    "GA303",
+    MODEL
+    + """
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y) / args.every
+    loss.backward()
+    if @i % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+""",
+    "",
+    "-~",
+)
+
+pair(
+    PAIRS,
+    "representations that are kept, and differentiated with the whole batch's gradient",
+    "GA702",
+    MODEL
+    + """
+for x, _ in loader:
+    pieces = x.split(args.size)
+    opt.zero_grad()
+    @
+    opt.step()
+""",
+    """for piece in pieces:
+        out = net(piece)
+        loss = F.cross_entropy(out @ out.T, torch.arange(len(out))) / len(pieces)
+        loss.backward()""",
+    """with torch.no_grad():
+        kept = [net(piece) for piece in pieces]
+    kept = torch.cat(kept).requires_grad_()
+    loss = F.cross_entropy(kept @ kept.T, torch.arange(len(kept)))
+    loss.backward()
+    for piece, grad in zip(pieces, kept.grad.split(args.size)):
+        net(piece).backward(grad)""",
+)
+
 TAIL = (
     MODEL
     + """

@@ -121,6 +121,8 @@ def _unary(walker: Walker, env: Env, node: ast.UnaryOp) -> Value:
     value = evaluate(walker, env, node.operand)
     if isinstance(value, Num) and isinstance(node.op, ast.USub):
         return Num(-value.value, value.tags, value.varies)
+    if isinstance(value, Num) and isinstance(node.op, ast.Invert):
+        return Num(-value.value - 1, value.tags, value.varies)
     return value
 
 
