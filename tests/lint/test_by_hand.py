@@ -445,9 +445,10 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("window", ["args.every", "4"])
-@pytest.mark.parametrize("name", [*WHOLE, ""])
+@pytest.mark.parametrize("name", [*WHOLE, "", "logs"])
 def test_no_tail_where_the_script_has_whole_windows_only(name, window):
-    before = WHOLE.get(name, "assert len(loader) > WINDOW")
+    other = "assert args.log % WINDOW == 0" if name else "assert len(loader) > WINDOW"
+    before = WHOLE.get(name, other)
     found = codes(TAIL.replace("@", before).replace("WINDOW", window))
     assert ("GA302" in found) is (name not in WHOLE)
 

@@ -28,7 +28,7 @@ WRITES = frozenset(
 
 SIDE = frozenset(
     {
-        "add_", "add_param_group", "append", "data", "eval", "grad", "inference_mode",
+        "add_", "add_param_group", "append", "clamp_", "data", "eval", "grad", "inference_mode",
         "load_state_dict", "multiply_grads", "no_grad", "scale_gradients", "scale_grads",
         "register_hook", "register_optimizer_step_post_hook", "register_optimizer_step_pre_hook",
         "register_step_post_hook", "register_step_pre_hook", "requires_grad", "requires_grad_",

@@ -24,7 +24,7 @@ SHORT = 20
 _MODES = frozenset({"eval", "train"})
 _CARRIED = CORE | _MODES | {"grad", UNSEEN}
 """What a function does that a call of it does as well."""
-_ANEW = frozenset({"requires_grad", "requires_grad_", "reset_parameters"})
+_ANEW = frozenset({"clamp_", "requires_grad", "requires_grad_", "reset_parameters"})
 _QUIET = frozenset({"append", "data", "update"})
 """Words that do nothing to a gradient where no other is near."""
 _BACKWARD = frozenset({"backward", "manual_backward"})

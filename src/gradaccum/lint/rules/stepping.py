@@ -163,7 +163,7 @@ def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
             f"off by one: the first update comes after {before}",
             (run[0].fresh[-1], "backward"),
         )
-    elif len(set(sizes[:-1])) > 1 and (facts.trace.exact or sizes[:-1].count(1) > len(run) // 2):
+    elif len(set(sizes[:-1])) > 1 and (facts.trace.exact or sizes[:-1].count(1) >= len(run) / 2):
         shown = ": " + ", ".join(str(size) for size in sizes[:6]) + " micro-batches between updates"
         yield hit(
             "GA303",

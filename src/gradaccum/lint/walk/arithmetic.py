@@ -63,7 +63,7 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
         if isinstance(terms, Num) and isinstance(loss, Tensor):
             walker.note("average", node, Thing("numbers", "", args=(terms, right)), loss)
     if isinstance(node, ast.BinOp) and multiples.is_whole(node):
-        multiples.divides_evenly(walker, right)
+        multiples.divides_evenly(walker, left, right)
     left, right = _drawn(left, right)
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return _tensor(walker, op, left, right, node)

@@ -94,7 +94,8 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
     refuses = any(isinstance(one, ast.Raise) for one in node.body)
     whole = rest(node.test, none=False) if refuses else None
     if whole is not None:
-        divides_evenly(walker, evaluate(walker, env, whole.right))
+        length, number = evaluate(walker, env, whole.left), evaluate(walker, env, whole.right)
+        divides_evenly(walker, length, number)
     value = truth(walker, env, node.test, node)
     fork = _fork(walker, node, env)
     if fork.steps:

@@ -16,7 +16,7 @@ __all__ = [
     "add_group", "delete", "each", "foreach", "grad_hook", "hook_in", "is_one", "load", "parts",
     "post_hook",
     "reset",
-    "run_hooks", "step_hook", "submodules", "write_grad",
+    "run_hooks", "spend", "step_hook", "submodules", "write_grad",
 ]  # fmt: skip
 
 _PRE, _POST = "__pre__", "__post__"
@@ -26,12 +26,23 @@ def write_grad(
     walker: Walker, node: ast.AST, grad: Thing, name: str, args: list[Value], *flags: str
 ) -> None:
     """An in-place method of a gradient: it clears, or it scales."""
+    if name == "clamp_":
+        return  # cut, but neither cleared nor scaled
     nought = bool(args) and isinstance(args[0], Num) and args[0].value == 0
     if name == "zero_" or (nought and name in ("fill_", "mul_")):
         kind = "zero"
     else:
         kind = "set_grad" if name in ("fill_", "copy_") else "grad_scale"
     walker.note(kind, node, grad, None, "param", *flags)
+
+
+def spend(params: Thing) -> bool:
+    """Walk over parameters to their end; whether somebody did so before, with the one iterator."""
+    if "iterator" not in params.uses:
+        return False
+    again = "spent" in params.uses
+    params.uses.add("spent")
+    return again
 
 
 def foreach(walker: Walker, node: ast.AST, name: str, args: list[Value]) -> None:

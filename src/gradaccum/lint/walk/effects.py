@@ -290,7 +290,8 @@ def clip(walker: Walker, node: ast.AST, target: Value, limit: Value, *flags: str
             walker.note("zero", node, thing, None, "param")
             return Thing("unknown", f"norm@{getattr(node, 'lineno', 0)}", True)
         scaled = isinstance(limit, Thing) and "get_scale" in limit.key
-        marks = [*flags, *(["rescaled"] if scaled else [])]
+        spent = thing is not None and by_hand.spend(thing)
+        marks = [*flags, *(["rescaled"] if scaled else []), *(["spent"] if spent else [])]
         walker.note("clip", node, thing, None, *marks)
     return Thing("unknown", f"norm@{getattr(node, 'lineno', 0)}", True)
 
@@ -333,7 +334,8 @@ def _prepare(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
 def _parameters(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
                 kwargs: dict[str, Value]) -> Value:  # fmt: skip
     models = frozenset((receiver,)) | receiver.models
-    return Thing("params", f"{receiver.key}.parameters()", models=models, depth=receiver.depth)
+    return Thing("params", f"{receiver.key}.parameters()", models=models, depth=receiver.depth,
+                 uses={"iterator"})  # fmt: skip
 
 
 def _mode(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
@@ -431,6 +433,7 @@ METHODS: dict[str, Handler] = {
     "addcmul_": _in_place,
     "copy_": _in_place,
     "zero_": _in_place,
+    "clamp_": _in_place,
     "fill_": _in_place,
     "register_post_accumulate_grad_hook": by_hand.post_hook,
     "register_hook": by_hand.grad_hook,

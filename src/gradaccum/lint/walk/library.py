@@ -211,7 +211,8 @@ def _construct(
             uses.add("complex")
         return Thing("leaf", f"{name}@{node.lineno}", node=node, depth=depth, uses=uses)
     if name == "chain" and any(has_params(value) for value in args):
-        return Thing("params", "chain()", models=models_of(args), depth=depth)
+        return Thing("params", "chain()", models=models_of(args), depth=depth,
+                     uses={"iterator"})  # fmt: skip
     return _anything(walker, node, dotted, name, args, kwargs)
 
 
@@ -258,6 +259,8 @@ def _schedules(
     named = name[:1].isupper() and (".optim." in f".{lower}" or bool(_OPTIMIZERS.search(name)))
     if named or (has_params(first) and name[:1].isupper() and not dotted.startswith("torch.nn")):
         models = models_of([*args, *kwargs.values()])
+        if isinstance(first, Thing) and first.kind == "params":
+            by_hand.spend(first)
         made = Thing("optimizer", name, node=node, depth=depth, models=models,
                      args=tuple(args), kwargs=kwargs,
                      uses={"torch"} if dotted.startswith("torch.") else set())  # fmt: skip
@@ -338,9 +341,11 @@ def _builtin(
         return Thing(name, name, args=(*args, *start))
     if name in ("list", "tuple", "iter", "sorted", "reversed", "set") and args:
         first = args[0]
-        if isinstance(first, Thing) and "once" in first.uses and name != "iter":
+        if isinstance(first, Thing) and first.uses & {"once", "iterator"} and name != "iter":
+            by_hand.spend(first)
             return Thing("params", first.key, models=first.models, depth=first.depth,
-                         args=first.args, uses=first.uses - {"once"})  # fmt: skip
+                         args=first.args,
+                         uses=first.uses - {"iterator", "once", "spent"})  # fmt: skip
         return first
     if name == "map" and len(args) == 2:
         made = by_hand.each(walker, node, args[0], args[1])

@@ -23,8 +23,13 @@ def symbols(value: Value, depth: int = 0) -> set[str]:
     return set()
 
 
-def divides_evenly(walker: Walker, value: Value) -> None:
-    """Note that a length was made, or is asserted to be, a multiple of `value`."""
+def divides_evenly(walker: Walker, length: Value, value: Value) -> None:
+    """Note that a length was made, or is asserted to be, a multiple of `value`.
+
+    What is no length, such as how often is logged, says nothing about windows.
+    """
+    if not any("len(" in name for name in symbols(length)):
+        return
     if isinstance(value, Num) and not value.tags:
         walker.trace.multiples.add(value.value)
     walker.trace.measured |= symbols(value)

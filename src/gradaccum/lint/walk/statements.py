@@ -75,7 +75,8 @@ def _assert(walker: Walker, node: ast.Assert, env: Env) -> str:
     test = node.test
     whole = rest(test, none=True)
     if whole is not None:
-        divides_evenly(walker, evaluate(walker, env, whole.right))
+        length, number = evaluate(walker, env, whole.left), evaluate(walker, env, whole.right)
+        divides_evenly(walker, length, number)
         return ""
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         value, wanted = (evaluate(walker, env, part) for part in (test.left, *test.comparators))
