@@ -2,8 +2,11 @@
 
 import pytest
 
+from gradaccum.lint.engine import lint
 from gradaccum.lint.files.program import Program
+from gradaccum.lint.files.sources import Source
 from gradaccum.lint.judge import judge
+from gradaccum.lint.settings import load
 
 Files = dict[str, str]
 
@@ -137,6 +140,13 @@ def test_one_is_blamed_and_its_twin_is_not(name):
     assert files[path].count(bad) == 1
     assert code in codes(files)
     assert code not in codes({**files, path: files[path].replace(bad, good)})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_command_follows_into_files_without_a_loop(name):
+    code, files, _ = CASES[name]
+    sources = [Source(path, text.encode()) for path, text in files.items()]
+    assert code in {item.code for item in lint(sources, load([], []), 1).findings}
 
 
 def test_what_one_file_opened_changes_nothing_for_another():

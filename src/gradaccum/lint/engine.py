@@ -21,6 +21,8 @@ __all__ = ["Result", "lint", "lint_source"]
 
 _MAYBE = re.compile(rb"backward|\.\s*step\b|zero_grad|\.grad\b")
 """A file without any of these cannot hold a training loop."""
+_HELPS = re.compile(rb"DataParallel|\bDDP\b|no_sync|[Oo]ptim|\.\s*eval\b")
+"""What a file without a loop may make of a model that is trained elsewhere."""
 _PARALLEL = 12
 """Training files from which on more processes pay for their start."""
 
@@ -38,9 +40,10 @@ def lint(sources: Sequence[Source], settings: Settings, jobs: int | None = None)
     """Lint all sources; functions are followed from file to file among them."""
     result = Result(files=len(sources), texts={source.path: source for source in sources})
     texts: dict[str, str | bytes] = {
-        source.path: source.data for source in sources if _MAYBE.search(source.data)
+        source.path: source.data for source in sources if _leads_on(source)
     }
-    workers = min(jobs if jobs else (os.cpu_count() or 1), 1 + len(texts) // _PARALLEL)
+    training = sum(1 for source in sources if _MAYBE.search(source.data))
+    workers = min(jobs if jobs else (os.cpu_count() or 1), 1 + training // _PARALLEL)
     if workers > 1 and sys.platform != "emscripten":
         result.findings = _parallel(sources, texts, settings, workers)
     else:
@@ -49,6 +52,12 @@ def lint(sources: Sequence[Source], settings: Settings, jobs: int | None = None)
             result.findings.extend(lint_source(source, program, settings, result.texts))
     result.findings = _once(result.findings, sources)
     return result
+
+
+def _leads_on(source: Source) -> bool:
+    """Whether a loop may be followed into a file; through a package's own, to others of it."""
+    name = source.path.replace("\\", "/").rsplit("/", 1)[-1]
+    return bool(name == "__init__.py" or _MAYBE.search(source.data) or _HELPS.search(source.data))
 
 
 def _once(findings: list[Finding], sources: Sequence[Source]) -> list[Finding]:
