@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gradaccum.lint.walk.trace import Event, Loop, Trace
 from gradaccum.lint.walk.values import Tensor, Thing
 
-__all__ = ["FINITE", "Facts", "View", "Window", "facts_of"]
+__all__ = ["FINITE", "Facts", "View", "Window", "counted", "facts_of"]
 
 
 @dataclass(slots=True)
@@ -237,7 +237,7 @@ def _vague(models: frozenset[Thing]) -> bool:
 def zeroes(event: Event, optimizer: Thing, others: list[Thing]) -> bool | None:
     """Whether a zeroing clears this optimizer's gradients; None: maybe."""
     thing = event.thing
-    if thing is optimizer:
+    if thing is optimizer or _groups_of(optimizer, thing) or _groups_of(thing, optimizer):
         return True
     others = [other for other in others if other is optimizer or not twins(other, optimizer)]
     if thing is not None and thing.kind == "optimizer":
@@ -252,6 +252,14 @@ def zeroes(event: Event, optimizer: Thing, others: list[Thing]) -> bool | None:
         if thing.kind == "model" and not _vague(optimizer.models):
             return None if optimizer.models & thing.models else False
     return True if len(others) == 1 else None
+
+
+def _groups_of(outer: Thing | None, inner: Thing | None) -> bool:
+    """Whether one optimizer is made of the groups of another, so that they share parameters."""
+    return outer is not None and any(
+        isinstance(part, Thing) and part.kind == "param_groups" and inner in part.args
+        for part in outer.args
+    )
 
 
 _OWN = frozenset({"clip", "unscale", "grad_scale", "set_grad", "scaler_update", "escape",
@@ -354,6 +362,14 @@ def common_loop(first: Event, second: Event) -> Loop | None:
 def is_model_root(node: ast.AST) -> bool:
     """Whether a loop is the one we made by calling a function again and again."""
     return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+def counted(facts: Facts) -> bool:
+    """Whether the windows of a walk are as long as the script says.
+
+    Where it does not say, the walk chose a length, and no message may state it as a fact.
+    """
+    return not facts.trace.window_keys
 
 
 def tensor_of(event: Event) -> Tensor:

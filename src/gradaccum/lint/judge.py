@@ -11,6 +11,7 @@ from gradaccum.lint.rules import (
     lengths,
     scaling,
     stepping,
+    taken,
     zeroing,
 )
 from gradaccum.lint.rules.hits import Hit
@@ -20,13 +21,14 @@ from gradaccum.lint.survey import Survey, survey
 __all__ = ["judge"]
 
 PER_VIEW = (
-    *zeroing.RULES, *scaling.RULES, *stepping.RULES, *clipping.RULES,
+    *zeroing.RULES, *scaling.RULES, *stepping.RULES, *taken.RULES, *clipping.RULES,
     *graph.RULES, *lengths.RULES,
 )  # fmt: skip
 PER_WALK = (
     zeroing.overwritten,
     *scaling.GLOBAL,
     *stepping.GLOBAL,
+    *taken.GLOBAL,
     *graph.GLOBAL,
     *gradients.GLOBAL,
     *lengths.GLOBAL,
@@ -70,8 +72,8 @@ def _same_script(left: Facts, right: Facts) -> bool:
     """Whether two walks differ only in what the data decided, and both trained."""
     if not right.backwards or not any(view.windows for view in right.views):
         return False
-    for key, (taken, changes) in left.trace.decisions.items():
+    for key, (chosen, changes) in left.trace.decisions.items():
         other = right.trace.decisions.get(key)
-        if other is not None and not changes and other[0] != taken:
+        if other is not None and not changes and other[0] != chosen:
             return False
     return True

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from gradaccum.lint.files.program import Module
 
-__all__ = ["CORE", "HEADERS", "NESTS", "PLAIN", "Row", "adds", "moduli_of", "rows_of"]
+__all__ = [
+    "CORE", "HEADERS", "NESTS", "PLAIN", "WORDS", "WRITES", "Row", "adds", "moduli_of", "rows_of",
+]  # fmt: skip
 
 CORE = frozenset(
     {
@@ -19,13 +21,19 @@ CORE = frozenset(
 )  # fmt: skip
 """Names whose call makes a function worth walking."""
 
+WRITES = frozenset(
+    {"_foreach_div_", "_foreach_mul_", "_foreach_zero_", "div_", "fill_", "mul_", "zero_"}
+)
+"""What clears or scales in place, once it is given a gradient."""
+
 SIDE = frozenset(
     {
-        "add_", "append", "data", "div_", "eval", "extend", "grad", "inference_mode",
-        "load_state_dict",
-        "mul_", "multiply_grads", "no_grad", "scale_gradients", "scale_grads",
-        "register_hook", "requires_grad", "requires_grad_", "set_grad_enabled", "sub_", "train",
-        "update",
+        "add_", "add_param_group", "append", "clamp_", "data", "eval", "extend", "grad",
+        "inference_mode", "load_state_dict", "multiply_grads", "no_grad", "scale_gradients",
+        "scale_grads", "register_hook", "register_optimizer_step_post_hook",
+        "register_optimizer_step_pre_hook", "register_step_post_hook", "register_step_pre_hook",
+        "requires_grad", "requires_grad_", "reset_parameters", "set_grad_enabled", "sub_", "train",
+        "update", *WRITES,
     }
 )  # fmt: skip
 """Names that matter where a walk comes by, but do not call for one."""
@@ -35,7 +43,9 @@ PLAIN = frozenset(
 )
 """Of these, the ones that people also call their variables: `step` alone is just a counter."""
 
-_WORDS = CORE | SIDE
+WORDS = CORE | SIDE
+_BY_NAME = frozenset({"delattr", "getattr", "methodcaller", "setattr"})
+"""What is given the name of an attribute as a text."""
 _PRIVATE = frozenset({"_backward", "_zero_grad"})
 """How an object calls functions of those names that it was given."""
 HEADERS: dict[type[ast.AST], tuple[str, ...]] = {
@@ -133,7 +143,7 @@ def _row(
     row.targets, row.names = frozenset(found.targets), frozenset(found.names)
     row.bare, row.calls = frozenset(found.bare), frozenset(found.calls)
     row.yields = found.yields
-    row.words = (row.targets | row.names) & _WORDS
+    row.words = (row.targets | row.names) & WORDS
     if not row.names.isdisjoint(_PRIVATE):
         row.words |= {name[1:] for name in row.names & _PRIVATE}
     if row.words & PLAIN:
@@ -175,6 +185,11 @@ def _read(heads: list[ast.AST], found: _Names, moduli: list[ast.BinOp]) -> None:
             found.calls.add(_callee(node))
             if isinstance(node.func, ast.Name):
                 spoken.add(node.func.id)
+            if _callee(node) in _BY_NAME:
+                texts = {part.value for part in node.args
+                         if isinstance(part, ast.Constant) and part.value in WORDS}  # fmt: skip
+                names |= texts
+                spoken |= texts
         elif isinstance(node, ast.BinOp):
             if isinstance(node.op, ast.Mod):
                 moduli.append(node)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterator
 from copy import copy
 
 from gradaccum.lint.files.program import Module, Program
-from gradaccum.lint.files.rows import CORE, NESTS, Row, adds, moduli_of, rows_of
+from gradaccum.lint.files.rows import CORE, NESTS, WRITES, Row, adds, moduli_of, rows_of
+from gradaccum.lint.files.unseen import UNSEEN, mark_unseen
 
 __all__ = ["CORE", "Slice", "opened", "slice_module"]
 
@@ -21,6 +22,9 @@ _MAKES = re.compile(
 SHORT = 20
 """Statements up to which a function of another file is always read: a loss, a wrapper."""
 _MODES = frozenset({"eval", "train"})
+_CARRIED = CORE | _MODES | {"grad", UNSEEN}
+"""What a function does that a call of it does as well."""
+_ANEW = frozenset({"clamp_", "requires_grad", "requires_grad_", "reset_parameters"})
 _QUIET = frozenset({"append", "data", "update"})
 """Words that do nothing to a gradient where no other is near."""
 _BACKWARD = frozenset({"backward", "manual_backward"})
@@ -73,6 +77,7 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
     rows, top, moduli = rows_of(module)
     found.rows = rows
     _mark_wrapped(rows)
+    owners = mark_unseen(rows, module, program)
     calls = _function_calls(rows, found)
     for row in top:
         _mention(row, found, calls)
@@ -91,12 +96,15 @@ def slice_module(module: Module, program: Program | None = None) -> Slice:
             or (bool(mentioned) and beside[id(row)])
             or (bool(mentioned & _MODES) and bool(row.called))
             or "grad" in mentioned
+            or (UNSEEN in mentioned and bool(row.names & owners))
             or ("super" in row.names and row.function == "__init__")
             or (beside[id(row)] and (adds(row.node) or isinstance(row.node, ast.Assert)))
             or any(id(child.node) in found.keep for child in row.children)
         )
         if wanted:
             found.keep.add(id(row.node))
+    _keep_writes(rows, found)
+    _keep_anew(rows, found, owners)
     _keep_handed_in(rows, found)
     _keep_means(rows, found)
     _keep_yields(rows, found)
@@ -175,9 +183,63 @@ def _mark_wrapped(rows: list[Row]) -> None:
             row.words |= {"ddp"}
 
 
+def _keep_writes(rows: list[Row], found: Slice) -> None:
+    """Keep what is written into gradients under another name, and the loops around it."""
+    tainted: set[str] = set()
+    handed: set[str] = set()
+    writes = any(row.words & WRITES for row in rows)
+    for _ in range(_DEEP if writes else 0):
+        before = len(tainted) + len(handed)
+        for row in rows:
+            if isinstance(row.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if row.node.name in handed:
+                    tainted |= {arg.arg for arg in row.node.args.args}
+            elif "grad" in row.words or row.names & tainted:
+                tainted |= row.targets
+                handed |= row.called
+        if len(tainted) + len(handed) == before:
+            break
+    for row in reversed(rows):
+        below = any(id(child.node) in found.keep for child in row.children)
+        if (row.words & WRITES and row.names & tainted and not row.children) or below:
+            found.keep.add(id(row.node))
+
+
+def _keep_anew(rows: list[Row], found: Slice, owners: frozenset[str]) -> None:
+    """Keep what begins the parts of a model anew, or takes them into training, and its loops."""
+    parts = set(owners)
+    if not any(row.words & _ANEW for row in rows):
+        return
+    for row in rows:
+        if isinstance(row.node, ast.For) and row.names & owners:
+            parts |= row.targets
+    for row in reversed(rows):
+        below = any(id(child.node) in found.keep for child in row.children)
+        if (row.words & _ANEW and (row.names | row.targets) & parts and not row.children) or below:
+            found.keep.add(id(row.node))
+
+
+def _carries(row: Row) -> set[str]:
+    """The names that a statement binds to what does something once it is called."""
+    node = row.node
+    if not isinstance(node, ast.Assign) or not row.words & (CORE | {"grad"}):
+        return set()
+    called = {id(part.func) for part in ast.walk(node.value) if isinstance(part, ast.Call)}
+    if any(
+        isinstance(part, ast.Lambda)
+        or (isinstance(part, ast.Attribute) and part.attr in CORE and id(part) not in called)
+        or (isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value in CORE)
+        for part in ast.walk(node.value)
+    ):
+        names = {getattr(target, "id", getattr(target, "attr", "")) for target in node.targets}
+        return names - {""}
+    return set()
+
+
 def _keep_handed_in(rows: list[Row], found: Slice) -> None:
     """Keep the calls of functions that a training function was given: they may do anything."""
     given: dict[str, set[str]] = {}
+    called: dict[str, set[str]] = {}
     for row in rows:
         if isinstance(row.node, ast.FunctionDef) and found.functions.get(row.node.name):
             given[row.node.name] = {arg.arg for arg in row.node.args.args}
@@ -186,6 +248,11 @@ def _keep_handed_in(rows: list[Row], found: Slice) -> None:
             func = row.node.value.func
             if isinstance(func, ast.Name) and func.id in given.get(row.function, ()):
                 found.keep.add(id(row.node))
+                called.setdefault(row.function, set()).add(func.id)
+    for row in rows if called else ():
+        if isinstance(row.node, ast.Assign) and row.targets & row.names:
+            if row.targets & called.get(row.function, set()):
+                found.keep.add(id(row.node))  # wrapped before it is called
 
 
 def _keep_means(rows: list[Row], found: Slice) -> None:
@@ -294,13 +361,17 @@ def _function_calls(rows: list[Row], found: Slice) -> dict[str, frozenset[str]]:
             own.setdefault(row.node.name, set())
             uses.setdefault(row.node.name, set())
     methods = {row.node.name for row in rows if row.method}  # type: ignore[attr-defined]
+    for row in rows:
+        for name in _carries(row):
+            own.setdefault(name, set()).update(row.words & _CARRIED)
+            methods.add(name)
     for name, events in found.foreign.items():
         own.setdefault(name, set()).update(events)
         methods.add(name)
     for row in rows:
         row.called, row.direct = _called(row, own.keys(), methods)
         if row.function in own:
-            own[row.function].update(row.words & (CORE | _MODES))
+            own[row.function].update(row.words & _CARRIED)
             uses[row.function].update(row.called)
     changed = True
     while changed:

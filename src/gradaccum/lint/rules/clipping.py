@@ -215,12 +215,16 @@ def used_up(facts: Facts, view: View) -> Iterator[Hit]:
     """GA407."""
     for event in view.events:
         thing = event.thing
-        if event.kind == "clip" and thing is not None and "once" in thing.uses:
-            if len(event.loops) > thing.depth:
+        if event.kind == "clip" and thing is not None:
+            again = "once" in thing.uses and len(event.loops) > thing.depth
+            if again or "spent" in event.flags:
                 yield hit(
                     "GA407",
                     event,
-                    "this iterator is used up by the first call; later calls clip nothing",
+                    "this iterator is used up by the first call; later calls clip nothing"
+                    if again
+                    else "this iterator was used up before, by what walked over it first: "
+                    "the clip finds nothing",
                 )
                 return
 

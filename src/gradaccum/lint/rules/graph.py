@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gradaccum.lint.facts import Facts, View, Window, certain, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
+from gradaccum.lint.walk.evaluate import text
 from gradaccum.lint.walk.trace import SET, Event
 from gradaccum.lint.walk.values import Thing
 
@@ -50,14 +51,32 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
 
 
 def _emptied(facts: Facts, store: Event) -> bool:
-    """Whether a list is made anew for each update, so that it cannot grow."""
+    """Whether a list is made anew for each update, or is cut in the loop: it cannot grow."""
     depth = store.thing.depth if store.thing is not None else 0
+    kept = getattr(getattr(store.node, "func", None), "value", None)
+    if kept is not None and any(_empties(loop.node, text(kept)) for loop in store.loops[depth:]):
+        return True
     return any(
         0 < len(window.step.loops) <= depth
         and window.step.loops == store.loops[: len(window.step.loops)]
         for view in facts.views
         for window in view.windows
     )
+
+
+def _empties(loop: ast.AST, name: str) -> bool:
+    """Whether a loop takes something out of a list, or binds its name anew."""
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("clear", "pop", "popleft") and text(node.func.value) == name:
+                return True
+        elif isinstance(node, (ast.Assign, ast.Delete)):
+            for target in node.targets:
+                held = target.value if isinstance(target, ast.Subscript) else target
+                whole = isinstance(node, ast.Delete) or held is target
+                if whole and text(held) == name:
+                    return True
+    return False
 
 
 def _parts(event: Event) -> set[str]:
@@ -224,8 +243,8 @@ def synced_each(facts: Facts, view: View) -> Iterator[Hit]:
         reached = all(_reached(view, facts, event, wrapped) for event in window.fresh)
         if not reached and not _one_loss(facts, window):
             continue
-        nodes = [event.node for event in window.fresh]
-        again = [event for event in window.fresh if nodes.count(event.node) > 1]
+        spots = [event.spot for event in window.fresh]
+        again = [event for event in window.fresh if spots.count(event.spot) > 1]
         if not again or "hook" in window.step.flags:
             continue
         early = again[0]
@@ -460,7 +479,11 @@ def coupled(facts: Facts) -> Iterator[Hit]:
         again = [other for other in facts.backwards if other.node is event.node]
         if not event.loops or len(again) < 2 or id(event.node) in seen:
             continue
-        whole = bool(loss.divisors) or any(view.usual() > 1 for view in facts.views)
+        whole = bool(loss.divisors) or any(
+            sum(mark.node is event.node for mark in window.fresh) > 1
+            for view in facts.views
+            for window in view.windows
+        )
         if not whole:
             continue
         seen.add(id(event.node))

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import FINITE, Facts, View, common_loop, tensor_of
+from gradaccum.lint.facts import FINITE, Facts, View, common_loop, counted, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Num, Seq, Thing, Value
@@ -28,8 +28,9 @@ def tail_divided(facts: Facts, view: View) -> Iterator[Hit]:
         full = [item for item in tensor_of(last).divisors if item.value == usual]
         rescaled = any(event.kind in ("grad_scale", "set_grad", "escape") for event in window.since)
         if full and not rescaled and "accelerate" not in last.flags:
-            yield hit("GA204", last, f"the last, short window holds {len(window.fresh)} "
-                      f"micro-batches, and its loss is divided by {usual}",
+            whole = str(usual) if counted(facts) else "the length of a full one"
+            yield hit("GA204", last, "the last, short window holds fewer micro-batches, and its "
+                      f"loss is divided by {whole}",
                       (window.step, "the step of the short window"))  # fmt: skip
             return
 
@@ -49,7 +50,8 @@ def log_by_updates(facts: Facts) -> Iterator[Hit]:
             continue
         steps = sum(1 for other in events[passes[-count] : index] if other.kind == "step")
         if by.value == steps and 0 < steps < count:
-            yield hit("GA205", event, f"{count} losses are summed and divided by {steps} updates: "
+            yield hit("GA205", event, "a loss is summed for each micro-batch, and the sum is "
+                      "divided by the number of updates: "
                       "the logged loss grows with the length of the window")  # fmt: skip
             return
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, Window, common_loop, owned, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
-from gradaccum.lint.walk.arithmetic import OWN
+from gradaccum.lint.walk.arithmetic import INSIDE, OWN
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Divisor, Tensor
 
@@ -42,7 +42,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
         )
         if not (late or sometimes or _is_window(facts, view, window)):
             continue
-        if _compensated(facts, window) or _divisors(loss):
+        if _compensated(facts, view, window) or _divisors(loss):
             continue
         if loss.flags & {"sum", "hidden", "cat", "weighted", "leaf"} and not sometimes:
             continue
@@ -63,7 +63,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
                     "GA201",
                     last,
                     "one term of this loss is divided by the window, another is not",
-                    (window.step, f"one update for {usual} micro-batches"),
+                    (window.step, "one update for all micro-batches of the window"),
                 )
             continue
         yield hit(
@@ -78,6 +78,11 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
 def _divisors(loss: Tensor) -> list[Divisor]:
     """What may be the window; a mean over a micro-batch's own tokens is not."""
     return [item for item in loss.divisors if item.key != OWN]
+
+
+def _written(loss: Tensor) -> list[Divisor]:
+    """What the loop itself divides by."""
+    return [item for item in loss.divisors if item.key != INSIDE]
 
 
 def _rate_divided(view: View) -> bool:
@@ -111,10 +116,10 @@ def _one_line(window: Window) -> bool:
     """Whether there is one pass for each micro-batch, though each branch may spell it out."""
     if "closure" in window.step.flags:
         return False
-    nodes = {event.node for event in window.fresh}
+    spots = {event.spot for event in window.fresh}
     around = {tuple([loop.node for loop in event.loops]) for event in window.fresh}
     turns = {event.loops for event in window.fresh}
-    return len(nodes) == 1 or (len(turns) == len(window.fresh) and len(around) == 1)
+    return len(spots) == 1 or (len(turns) == len(window.fresh) and len(around) == 1)
 
 
 def _is_window(facts: Facts, view: View, window: Window) -> bool:
@@ -198,9 +203,13 @@ def _names(node: ast.AST) -> set[str]:
     return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
 
 
-def _compensated(facts: Facts, window: Window) -> bool:
+def _compensated(facts: Facts, view: View, window: Window) -> bool:
     kinds = {"grad_scale", "set_grad", "autograd_grad"}
     if any(event.kind in kinds for event in window.since):
+        return True
+    if any("weighted" in event.flags for event in window.fresh):
+        return True  # not every loss is differentiated with the weight 1
+    if any(event.kind == "grad_hook" and "returns" in event.flags for event in facts.trace.events):
         return True
     position = facts.trace.events.index(window.fresh[-1])
     for event in facts.trace.events[position:]:
@@ -208,6 +217,8 @@ def _compensated(facts: Facts, window: Window) -> bool:
             return False
         if event.kind == "escape" and event.thing is not None:
             if event.thing.kind in ("model", "params", "optimizer"):
+                return True
+            if event.thing in view.optimizer.models:
                 return True
     return False
 
@@ -261,7 +272,7 @@ def last_divided(facts: Facts, view: View) -> Iterator[Hit]:
         if len(passes) < 2 or not _one_line(window) or not _gated(window):
             continue
         counts = [len(tensor_of(event).divisors) for event in passes]
-        if not owned(view, facts, window) or _compensated(facts, window):
+        if not owned(view, facts, window) or _compensated(facts, view, window):
             return
         if len(set(counts[:-1])) != 1 or counts[-1] <= counts[0]:
             continue
@@ -289,7 +300,7 @@ def mean_of_means(facts: Facts) -> Iterator[Hit]:
         loss = tensor_of(event)
         if "accelerate" in event.flags:
             continue
-        if "ignores" in loss.flags and loss.divisors and event.loops:
+        if "ignores" in loss.flags and _written(loss) and event.loops:
             yield hit(
                 "GA203",
                 event,

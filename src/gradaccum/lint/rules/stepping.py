@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, is_model_root
+from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, counted, is_model_root
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Num, Thing, Value
@@ -44,6 +44,9 @@ def tail(facts: Facts, view: View) -> Iterator[Hit]:
         return
     if facts.trace.measured & facts.trace.window_keys:
         return
+    usual = view.usual()
+    if usual and any(number % usual == 0 for number in facts.trace.multiples):
+        return  # all windows are whole
     if not all(certain(view, facts, event) for window in view.windows for event in window.fresh):
         return
     yield from _tail_wiped(view)
@@ -106,12 +109,15 @@ def _tail_leaks(facts: Facts, view: View) -> Iterator[Hit]:
         anew = entries.count(entries[-1]) == len(first) and len({e.loops[:-1] for e in first}) == 1
         if len(window.fresh) < usual and not anew:
             continue  # the counter may well go on
+        longer = "longer than all others"
+        if facts.trace.exact and counted(facts):
+            shorter = len(first if anew else range(usual)) // each
+            longer = f"{len(window.fresh) // each} micro-batches instead of {shorter}"
         yield hit(
             "GA302",
             window.step,
             "the counter starts anew in each epoch but the gradients do not: the last, short "
-            f"window leaks into the next epoch's first, which is then {len(window.fresh) // each} "
-            f"micro-batches instead of {len(first if anew else range(usual)) // each}",
+            f"window leaks into the next epoch's first, which is then {longer}",
             (last, "backward adds to what is left over"),
         )
         return
@@ -178,16 +184,22 @@ def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
         return
     full = sizes[1:-1] or sizes[1:]
     if sizes[0] < min(full) and len(set(full)) == 1:
-        message = f"the first update comes after {sizes[0]} micro-batch, all others after {full[0]}"
+        before = f"{sizes[0]} micro-batch{'es' if sizes[0] > 1 else ''}, all others after {full[0]}"
+        if not counted(facts):
+            before = "1 micro-batch" if sizes[0] == 1 else "fewer micro-batches"
+            before += ", all others after a full window" if sizes[0] == 1 else " than all others"
+        message = f"the first update comes after {before}"
     elif sizes[0] == full[0] + 1 and len(set(full)) == 1 and sizes[-1] <= full[0]:
         message = f"the first window holds {sizes[0]} micro-batches, all others {full[0]}"
+        if not counted(facts):
+            message = "the first window holds one micro-batch more than all others"
     elif (
         len(run) > 2
         and len(set(sizes[:-1])) > 1
-        and (facts.trace.exact or sizes[:-1].count(1) > len(run) // 2)
+        and (facts.trace.exact or sizes[:-1].count(1) >= len(run) / 2)
     ):
-        shown = ", ".join(str(size) for size in sizes[:6])
-        message = f"windows of unequal length: {shown} micro-batches between updates"
+        shown = ": " + ", ".join(str(size) for size in sizes[:6]) + " micro-batches between updates"
+        message = f"windows of unequal length{shown if counted(facts) else ''}"
         yield hit("GA303", first, message, (run[0].fresh[-1], "backward"))
         return
     else:
@@ -206,40 +218,6 @@ def _again(runs: list[list[Window]], sizes: list[int]) -> bool:
         if run[0].fresh and all(event.loops for window in run for event in window.fresh)
     ]
     return len(own) > 1 and all(other == sizes for other in own)
-
-
-def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:
-    """GA304."""
-    optimizer = view.optimizer
-    if facts.driven:
-        return  # the loop is ours
-    if optimizer.kind != "optimizer" or optimizer.depth == 0 or optimizer.node is None:
-        return
-    if "load_state_dict" in optimizer.uses or not optimizer.models:
-        return
-    if any(model.depth >= optimizer.depth or model.kind == "leaf" for model in optimizer.models):
-        return
-    name = optimizer.key.split(".")[-1].lower()
-    if "sgd" in name and "momentum" not in optimizer.kwargs:
-        return
-    twins = [
-        other
-        for other in facts.views
-        if other.optimizer is not optimizer
-        and other.optimizer.node is optimizer.node
-        and other.optimizer.models == optimizer.models
-    ]
-    made = [event for event in facts.trace.events if event.kind == "built"
-            and event.thing is optimizer]  # fmt: skip
-    if made and "hook" in made[0].flags:
-        return
-    if twins and made and view.windows and view.windows[0].step.loops:
-        yield hit(
-            "GA304",
-            made[0],
-            "the optimizer is built anew in every iteration, so its moments start from zero",
-            (view.windows[0].step, "it steps here"),
-        )
 
 
 def scheduler_early(facts: Facts, view: View) -> Iterator[Hit]:
@@ -374,31 +352,12 @@ def rebound(facts: Facts) -> Iterator[Hit]:
             return
 
 
-def unfrozen_late(facts: Facts) -> Iterator[Hit]:
-    """GA309."""
-    frozen: set[str] = set()
-    filtered: list[Thing] = []
-    built: Event | None = None
-    for event in facts.trace.events:
-        if event.kind == "freeze" and event.thing is not None:
-            frozen.add(event.thing.key)
-        elif event.kind == "built" and event.thing is not None and frozen:
-            for value in event.thing.args:
-                if isinstance(value, Thing) and value.kind == "params" and "filtered" in value.uses:
-                    filtered.extend(value.models)
-                    built = event
-        elif event.kind == "unfreeze" and event.thing is not None and built is not None:
-            key = event.thing.key
-            if key in frozen and any(key.startswith(model.key) for model in filtered):
-                yield hit("GA309", event, "unfrozen after the optimizer took only what required "
-                          "grad at that time: these parameters are never stepped",
-                          (built, "the optimizer is built here"))  # fmt: skip
-                return
-
-
 def closure_and_backward(facts: Facts) -> Iterator[Hit]:
     """GA104: a backward before `step(closure)` whose closure does its own."""
     for view in facts.views:
+        made = view.optimizer
+        if made.kind == "optimizer" and made.node is not None and "torch" not in made.uses:
+            continue  # a class of somebody's own may clear before it calls the closure
         for window in view.windows:
             if "closure" not in window.step.flags:
                 continue
@@ -439,13 +398,12 @@ def stale_forward(facts: Facts) -> Iterator[Hit]:
                     return
 
 
-RULES = (step_without_backward, tail, off_by_one, rebuilt, scheduler_early, parameters_changed)
+RULES = (step_without_backward, tail, off_by_one, scheduler_early, parameters_changed)
 GLOBAL = (
     scheduler_in_hook,
     update_tracked,
     written_unseen,
     rebound,
-    unfrozen_late,
     closure_and_backward,
     stale_forward,
 )

@@ -11,6 +11,7 @@ from gradaccum.lint.facts import (
     Window,
     certain,
     common_loop,
+    counted,
     is_model_root,
     tensor_of,
     zeroes,
@@ -34,12 +35,10 @@ def never_zeroed(facts: Facts, view: View) -> Iterator[Hit]:
         if event.loops
     ):
         return
-    if any(
-        _may_zero(event, view) for event in trace.events if event.kind == "escape" and event.loops
-    ):
-        return
     for window in view.windows[1:]:
         if not window.fresh or not window.held or "closure" in window.step.flags:
+            continue
+        if any(event.kind == "escape" and _may_zero(event, view) for event in window.since):
             continue
         if not all(certain(view, facts, event) for event in window.fresh):
             continue
@@ -102,10 +101,11 @@ def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
         if zero.loops and common_loop(mark, zero) is None:
             continue
         if window.fresh:
+            share = f"{len(marks)} of {len(marks) + len(window.fresh)}"
             yield hit(
                 "GA102",
                 zero,
-                f"zeroed inside the window: {len(marks)} of {len(marks) + len(window.fresh)} "
+                f"zeroed inside the window: {share if counted(facts) else 'some of its'} "
                 "micro-batches are wiped before the step that should consume them",
                 (mark, "this backward is wiped"),
                 (window.step, "the step comes only afterwards"),

@@ -7,8 +7,10 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gradaccum.lint.walk import multiples
 from gradaccum.lint.walk.counters import counts, iterations, modulus, number
 from gradaccum.lint.walk.evaluate import assign, evaluate, key_of, text
+from gradaccum.lint.walk.multiples import symbols
 from gradaccum.lint.walk.values import (
     Class,
     Divisor,
@@ -46,6 +48,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[..., bool]] = {
 _NEGATIVE: dict[type[ast.cmpop], str] = {ast.NotEq: "Eq", ast.IsNot: "Is", ast.NotIn: "In"}
 OWN = "own"
 """The key of a divisor that a micro-batch's own forward made."""
+INSIDE = "inside"
+"""The key of a divisor that the forward of a criterion, or of a model, put on what it returns."""
 
 
 def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
@@ -57,6 +61,8 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
         terms, loss = left.attrs.get("__terms__"), left.attrs.get("__loss__")
         if isinstance(terms, Num) and isinstance(loss, Tensor):
             walker.note("average", node, Thing("numbers", "", args=(terms, right)), loss)
+    if isinstance(node, ast.BinOp) and multiples.is_whole(node):
+        multiples.divides_evenly(walker, left, right)
     left, right = _drawn(left, right)
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return _tensor(walker, op, left, right, node)
@@ -245,6 +251,9 @@ def augment(
     value = evaluate(walker, env, node.value)
     if isinstance(current, Thing) and current.kind == "grad":
         marks = ["add"] if isinstance(node.op, (ast.Add, ast.Sub)) else []
+        if isinstance(node.op, ast.Mult) and isinstance(value, Num) and value.value == 0:
+            walker.note("zero", spelled or node, current, None, "param")
+            return
         walker.note("grad_scale", spelled or node, current, None, *marks, *asked(walker, node))
         return
     if isinstance(current, Thing) and current.kind in ("param", "leaf"):
@@ -324,16 +333,6 @@ def _asks(around: ast.AST) -> bool:
                 if isinstance(part, ast.Attribute) and part.attr in ("grad", "requires_grad"):
                     return True
     return False
-
-
-def symbols(value: Value, depth: int = 0) -> set[str]:
-    """The names of what a number was made of."""
-    if isinstance(value, Num):
-        return set(value.tags)
-    if isinstance(value, Thing):
-        parts = value.args if depth < 8 else ()
-        return {value.key}.union(*(symbols(part, depth + 1) for part in parts))
-    return set()
 
 
 def _read(node: ast.AugAssign) -> ast.expr:

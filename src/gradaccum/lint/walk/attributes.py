@@ -49,7 +49,11 @@ def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
         method = find_method(walker, home, name)
         if method is not None:
             method.owner = value
-            if any(text(item) in ("property", "cached_property") for item in _decorators(method)):
+            kinds = {text(item).split(".")[-1] for item in _decorators(method)}
+            if "cached_property" in kinds:
+                value.attrs[name] = made = walker.function(method, [], {})
+                return made
+            if "property" in kinds:
                 return walker.function(method, [], {})
             return method
     if name == "requires_grad" and value.kind == "param":
@@ -65,7 +69,8 @@ def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
         made.uses.add("data")
     elif name == "param_groups":
         value.uses.add("param_groups")
-        made = Thing("param_groups", f"{value.key}.param_groups", models=value.models)
+        made = Thing("param_groups", f"{value.key}.param_groups", models=value.models,
+                     args=(value,))  # fmt: skip
     elif name == "module" and value.kind in ("model", "unknown") and "ddp" in value.uses:
         return value
     else:

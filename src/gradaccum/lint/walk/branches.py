@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gradaccum.lint.files.slicing import CORE, Slice
 from gradaccum.lint.walk.arithmetic import condition
 from gradaccum.lint.walk.evaluate import evaluate, text
+from gradaccum.lint.walk.multiples import divides_evenly, rest
 from gradaccum.lint.walk.trace import SET, Doubt
 from gradaccum.lint.walk.values import Env, Num, Thing, varies
 
@@ -90,6 +91,11 @@ def _bound_by_all(node: ast.If, found: Slice) -> frozenset[str]:
 def branch(walker: Walker, node: ast.If, env: Env) -> str:
     """Walk an `if`."""
     start = len(walker.trace.events)
+    refuses = any(isinstance(one, ast.Raise) for one in node.body)
+    whole = rest(node.test, none=False) if refuses else None
+    if whole is not None:
+        length, number = evaluate(walker, env, whole.left), evaluate(walker, env, whole.right)
+        divides_evenly(walker, length, number)
     value = truth(walker, env, node.test, node)
     fork = _fork(walker, node, env)
     if fork.steps:
@@ -97,7 +103,7 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
         if asked:
             walker.note("step_by_length", asked[0].node, asked[0].thing)
     if isinstance(value, bool):
-        refused = value and fork.leaves and any(isinstance(one, ast.Raise) for one in node.body)
+        refused = value and fork.leaves and refuses
         # a script that refuses its settings does not train with them
         return walker.block(node.body if value and not refused else node.orelse, env)
     key, changes, positive = value

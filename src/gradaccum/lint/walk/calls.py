@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.walk import effects, library
-from gradaccum.lint.walk.arithmetic import asked, merged
+from gradaccum.lint.walk import by_hand, effects, library
+from gradaccum.lint.walk.arithmetic import INSIDE, asked, merged
 from gradaccum.lint.walk.attributes import attribute
-from gradaccum.lint.walk.classes import base_kind, find_method
+from gradaccum.lint.walk.classes import base_kind, divides, find_method
 from gradaccum.lint.walk.contents import models_of
 from gradaccum.lint.walk.evaluate import evaluate, text
 from gradaccum.lint.walk.lightning import configured
 from gradaccum.lint.walk.loops import LENGTH
 from gradaccum.lint.walk.tensor_methods import tensor_method
 from gradaccum.lint.walk.trace import Frame
-from gradaccum.lint.walk.values import Class, Env, Func, Seq, Tensor, Thing, Value
+from gradaccum.lint.walk.values import Class, Divisor, Env, Func, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
@@ -89,6 +90,9 @@ def _method(
             return apply(walker, node, attribute(walker, receiver, name, node), args, kwargs)
         if receiver.kind == "grad":
             _read_grad(walker, node, receiver, name)
+        if name == "apply" and len(args) == 1 and receiver.kind in ("model", "unknown"):
+            if receiver.kind == "model" or isinstance(args[0], Func):
+                return by_hand.submodules(walker, node, receiver, args[0])
         home = receiver.attrs.get("__class__")
         if name in receiver.attrs:
             return apply(walker, node, receiver.attrs[name], args, kwargs)
@@ -96,7 +100,9 @@ def _method(
             if _CLIP.search(home.node.name) and _clips(walker, node, receiver, args):
                 return None
             method = find_method(walker, home, name)
-            if method is not None and not (receiver.kind == "optimizer" and _updates(method)):
+            if method is not None and not (
+                receiver.kind == "optimizer" and _updates(walker, home, method)
+            ):
                 method.owner = receiver
                 result = _enter(walker, method, args, kwargs)
                 if receiver.kind == "model" and isinstance(result, Thing):
@@ -111,6 +117,8 @@ def _method(
         handler = effects.METHODS.get(name)
         if handler is not None:
             return handler(walker, node, receiver, args, kwargs)
+        if receiver.kind == "optimizer" and name not in effects.OF_OPTIMIZER and walker.loops:
+            walker.note("escape", node, receiver)  # a method that we do not see
         if receiver.kind == "model" and name not in effects.PLAIN:
             return effects.forward(walker, node, receiver, tensors([*args, *kwargs.values()]))
     return unknown_call(walker, node, receiver, args, kwargs)
@@ -129,6 +137,9 @@ def _entries(walker: Walker, mapping: Thing, name: str) -> Seq:
     return Seq([Seq([key, value]) for key, value in pairs], len(walker.loops))
 
 
+_UPDATES = frozenset({"step", "zero_grad", "backward"})
+
+
 def _above(walker: Walker, receiver: Thing, name: str) -> Func | None:
     """The method that `super()` means, where we have the class."""
     home = receiver.attrs.get("__home__")
@@ -142,17 +153,29 @@ def _above(walker: Walker, receiver: Thing, name: str) -> Func | None:
     return None
 
 
-def _updates(method: Func) -> bool:
+def _updates(walker: Walker, home: Class, method: Func) -> bool:
     """Whether a method of an own optimizer is its update: it leaves the rest to its caller."""
     if getattr(method.node, "name", "") not in ("step", "zero_grad"):
         return False
     known = method.node.__dict__.get("_updates")
     if known is None:
-        known = method.node.__dict__["_updates"] = not any(
-            isinstance(node, ast.Attribute) and node.attr in ("step", "zero_grad", "backward")
-            for node in ast.walk(method.node)
-        )
+        known = method.node.__dict__["_updates"] = not _delegates(walker, home, method, 0)
     return bool(known)
+
+
+def _delegates(walker: Walker, home: Class, method: Func, depth: int) -> bool:
+    """Whether a method has others step or clear, itself or through methods of its own object."""
+    for node in ast.walk(method.node):
+        if not isinstance(node, ast.Attribute):
+            continue
+        if node.attr in _UPDATES:
+            return True
+        if depth < 3 and isinstance(node.value, ast.Name) and node.value.id == "self":
+            inner = find_method(walker, home, node.attr)
+            if inner is not None and inner.node is not method.node:
+                if _delegates(walker, home, inner, depth + 1):
+                    return True
+    return False
 
 
 def _read_grad(walker: Walker, node: ast.Call, grad: Thing, name: str) -> None:
@@ -192,11 +215,15 @@ def apply(
             owner = target.args[0]  # a method that was taken before it was called
             if isinstance(owner, Thing) and target.key == f"{owner.key}.{name}":
                 return effects.METHODS[name](walker, node, owner, args, kwargs)
+        if target.kind == "context" and len(args) == 1 and isinstance(args[0], Func):
+            return replace(args[0], within=target.key)  # a context used as a decorator
         if target.kind == "scheduler":
             walker.note("step", node, target)
             return None
         if target.kind == "model":
-            return effects.forward(walker, node, target, tensors([*args, *kwargs.values()]))
+            made = effects.forward(walker, node, target, tensors([*args, *kwargs.values()]))
+            inside = isinstance(home, Class) and divides(walker, home)
+            return made.but(divisors=(Divisor(INSIDE, None),)) if inside else made
         if target.kind == "loss_fn":
             parts = tensors([*args, *kwargs.values()])
             if not parts:

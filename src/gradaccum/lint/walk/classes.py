@@ -11,7 +11,7 @@ from gradaccum.lint.walk.values import Class, Func
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
 
-__all__ = ["base_kind", "counted_by", "find_method", "ones"]
+__all__ = ["base_kind", "counted_by", "divides", "find_method", "ones"]
 
 
 def find_method(walker: Walker, home: Class, name: str, depth: int = 0) -> Func | None:
@@ -83,3 +83,62 @@ def counted_by(node: ast.AST) -> set[str]:
             counts = part.args
         found |= {count.id for count in counts if isinstance(count, ast.Name)}
     return found
+
+
+def divides(walker: Walker, home: Class) -> bool:
+    """Whether the `forward` of a class divides or scales what it returns."""
+    method = find_method(walker, home, "forward")
+    if method is None:
+        return False
+    known = method.node.__dict__.get("_divides")
+    if known is None:
+        known = method.node.__dict__["_divides"] = _returns_share(method.node)
+    return bool(known)
+
+
+def _returns_share(node: ast.AST) -> bool:
+    bound: dict[str, list[ast.expr]] = {}
+    returned: list[ast.expr] = []
+    for part in ast.walk(node):
+        if isinstance(part, ast.Return) and part.value is not None:
+            returned.append(part.value)
+        elif isinstance(part, ast.Assign):
+            for target in part.targets:
+                if isinstance(target, ast.Name):
+                    bound.setdefault(target.id, []).append(part.value)
+        elif isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name):
+            whole = ast.BinOp(part.target, part.op, part.value)
+            bound.setdefault(part.target.id, []).append(whole)
+    seen: set[str] = set()
+    while returned:
+        value = returned.pop()
+        if isinstance(value, (ast.Tuple, ast.List)):
+            returned.extend(value.elts)
+        elif isinstance(value, ast.Dict):
+            returned.extend(value.values)
+        elif isinstance(value, ast.IfExp):
+            returned.extend((value.body, value.orelse))
+        elif isinstance(value, ast.Name) and value.id not in seen:
+            seen.add(value.id)
+            returned.extend(bound.get(value.id, []))
+        elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            if value.func.attr in ("div", "div_", "mul", "mul_", "true_divide"):
+                return True
+            if value.func.attr in ("mean", "sum", "squeeze", "float"):
+                returned.append(value.func.value)
+        elif isinstance(value, ast.BinOp):
+            if isinstance(value.op, ast.Div) or _is_share(value):
+                return True
+            returned.extend((value.left, value.right))
+    return False
+
+
+def _is_share(value: ast.BinOp) -> bool:
+    """Whether it is a product with something of the object's own, or with a written share."""
+    if not isinstance(value.op, ast.Mult):
+        return False
+    return any(
+        isinstance(side, ast.Attribute)
+        or (isinstance(side, ast.BinOp) and isinstance(side.op, ast.Div))
+        for side in (value.left, value.right)
+    )

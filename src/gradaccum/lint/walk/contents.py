@@ -54,7 +54,7 @@ def models_of(values: list[Value], depth: int = 0) -> frozenset[Thing]:
             if value.kind in ("model", "leaf"):
                 found.add(value)
                 found |= value.models
-            elif value.kind in ("params", "param"):
+            elif value.kind in ("params", "param", "param_groups", "parts"):
                 found |= value.models
             elif value.kind == "dict" and depth < 4:
                 found |= models_of(list(value.attrs.values()), depth + 1)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gradaccum.lint.walk import by_hand
 from gradaccum.lint.walk.arithmetic import divided, merged
 from gradaccum.lint.walk.contents import is_low, models_of, opaque, sums
 from gradaccum.lint.walk.evaluate import text
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "OF_LEAF",
+    "OF_OPTIMIZER",
     "PLAIN",
     "alias",
     "backward",
@@ -40,6 +42,15 @@ PLAIN = frozenset(
     }
 )  # fmt: skip
 """Methods of a model that are no forward pass."""
+
+OF_OPTIMIZER = frozenset(
+    {
+        "add_param_group", "load_state_dict", "register_load_state_dict_post_hook",
+        "register_load_state_dict_pre_hook", "register_state_dict_post_hook",
+        "register_state_dict_pre_hook", "share_memory", "state_dict",
+    }
+)  # fmt: skip
+"""Methods of an optimizer that leave gradients alone; those that do not are in METHODS."""
 
 _HARMLESS = frozenset(
     {
@@ -157,7 +168,9 @@ def _backward(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value]
                     and not receiver.uses & {"step", "accumulate", "called", "prepare"}
                     and "gradient" not in kwargs and _looks_like_tensor(args[0])):  # fmt: skip
         receiver.uses.add("differentiated")
-        backward(walker, node, _as_loss(receiver), None, kwargs)
+        seed = args[0] if args else kwargs.get("gradient")
+        marks = () if by_hand.is_one(seed) else ("weighted",)
+        backward(walker, node, _as_loss(receiver), None, kwargs, *marks)
         return None
     loss = _as_loss(args[0])
     if receiver.kind == "accelerator":
@@ -212,7 +225,9 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
         if not _idle(walker, first):
             if "scale" in kwargs:
                 walker.note("grad_scale", node, first)  # an own scaler's, that divides as well
+            by_hand.run_hooks(walker, node, first, True)
             walker.note("step", node, first, None, "scaler")
+            by_hand.run_hooks(walker, node, first, False)
             walker.note("scaler_step", node, receiver)
         return None
     receiver.uses.add("step")
@@ -221,7 +236,9 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
         walker.note("step", node, receiver, None, "closure")
     elif not _idle(walker, receiver):
         told = args or set(kwargs) - {"closure", "optimizer"}
+        by_hand.run_hooks(walker, node, receiver, True)
         walker.note("step", node, receiver, None, *(["args"] if told else []))
+        by_hand.run_hooks(walker, node, receiver, False)
     return None
 
 
@@ -277,8 +294,12 @@ def clip(walker: Walker, node: ast.AST, target: Value, limit: Value, *flags: str
         if isinstance(target, Seq):
             thing = Thing("params", "list", models=models_of([target]),
                           args=tuple(target.items[:16]))  # fmt: skip
+        if isinstance(limit, Num) and limit.value == 0:
+            walker.note("zero", node, thing, None, "param")
+            return Thing("unknown", f"norm@{getattr(node, 'lineno', 0)}", True)
         scaled = isinstance(limit, Thing) and "get_scale" in limit.key
-        marks = [*flags, *(["rescaled"] if scaled else [])]
+        spent = thing is not None and by_hand.spend(thing)
+        marks = [*flags, *(["rescaled"] if scaled else []), *(["spent"] if spent else [])]
         walker.note("clip", node, thing, None, *marks)
     return Thing("unknown", f"norm@{getattr(node, 'lineno', 0)}", True)
 
@@ -321,7 +342,8 @@ def _prepare(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
 def _parameters(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
                 kwargs: dict[str, Value]) -> Value:  # fmt: skip
     models = frozenset((receiver,)) | receiver.models
-    return Thing("params", f"{receiver.key}.parameters()", models=models, depth=receiver.depth)
+    return Thing("params", f"{receiver.key}.parameters()", models=models, depth=receiver.depth,
+                 uses={"iterator"})  # fmt: skip
 
 
 def _mode(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
@@ -366,38 +388,12 @@ def _in_place(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value]
               kwargs: dict[str, Value]) -> Value:  # fmt: skip
     name = text(node.func).split(".")[-1]
     if receiver.kind == "grad":
-        walker.note("zero" if name == "zero_" else "grad_scale", node, receiver, None, "param")
+        by_hand.write_grad(walker, node, receiver, name, args)
     elif receiver.kind in ("param", "leaf") or "weight" in receiver.uses:
         reads = any(isinstance(v, Thing) and (v.kind == "grad" or "grad" in v.uses) for v in args)
         flags = [*receiver.uses & {"data"}, *(["grad"] if reads else [])]
         walker.note("param_write", node, receiver, None, "in_place", *flags)
     return receiver
-
-
-def _post_hook(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
-               kwargs: dict[str, Value]) -> Value:  # fmt: skip
-    if args and isinstance(args[0], Func):
-        walker.note("post_hook", args[0].node, receiver)
-        if not any(hook.node is args[0].node for hook, _ in walker.hooks):
-            walker.hooks.append((args[0], receiver))
-    return None
-
-
-def _grad_hook(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
-               kwargs: dict[str, Value]) -> Value:  # fmt: skip
-    if receiver.kind in ("leaf", "param") and args and isinstance(args[0], Func):
-        walker.note("grad_hook", node, receiver, None, *_names(args[0].node))
-    return None
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {child.attr for child in ast.walk(node) if isinstance(child, ast.Attribute)}
-
-
-def _load(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
-          kwargs: dict[str, Value]) -> Value:  # fmt: skip
-    receiver.uses.add("load_state_dict")
-    return None
 
 
 METHODS: dict[str, Handler] = {
@@ -434,6 +430,10 @@ METHODS: dict[str, Handler] = {
     "bfloat16": _lower,
     "half": _lower,
     "requires_grad_": _requires_grad,
+    "children": by_hand.parts,
+    "modules": by_hand.parts,
+    "named_children": by_hand.parts,
+    "named_modules": by_hand.parts,
     "mul_": _in_place,
     "div_": _in_place,
     "add_": _in_place,
@@ -441,9 +441,15 @@ METHODS: dict[str, Handler] = {
     "addcmul_": _in_place,
     "copy_": _in_place,
     "zero_": _in_place,
-    "register_post_accumulate_grad_hook": _post_hook,
-    "register_hook": _grad_hook,
-    "load_state_dict": _load,
+    "clamp_": _in_place,
+    "fill_": _in_place,
+    "register_post_accumulate_grad_hook": by_hand.post_hook,
+    "register_hook": by_hand.grad_hook,
+    "load_state_dict": by_hand.load,
+    "reset_parameters": by_hand.reset,
+    "add_param_group": by_hand.add_group,
+    "register_step_pre_hook": by_hand.step_hook,
+    "register_step_post_hook": by_hand.step_hook,
 }
 
 OF_LEAF = frozenset(
@@ -489,10 +495,14 @@ def escapes(walker: Walker, node: ast.Call, values: list[Value]) -> None:
     for value in values:
         parts = value.items[:16] if isinstance(value, Seq) else [value]
         for part in parts:
-            if isinstance(part, Thing) and not isinstance(part.attrs.get("__class__"), Class):
+            if isinstance(part, Thing):
                 if part.kind in _OWNED or (
                     part.kind == "unknown" and not part.varies and part.uses
                 ):
                     walker.note("escape", node, part)
+                elif part.kind == "instance":
+                    for held in list(part.attrs.values()):
+                        if isinstance(held, Thing) and held.kind in _OWNED:
+                            walker.note("escape", node, held)
             elif isinstance(part, Tensor) and part.graph and part.forwards:
                 walker.note("escape", node, None, part)

@@ -242,6 +242,9 @@ def assign(walker: Walker, env: Env, target: ast.expr, value: Value) -> None:
     elif isinstance(target, ast.Subscript):
         holder = evaluate(walker, env, target.value)
         index = None if isinstance(target.slice, ast.Slice) else evaluate(walker, env, target.slice)
+        if isinstance(holder, Thing) and holder.kind == "grad":
+            walker.note("set_grad", target, holder, None, "param")
+            return
         if isinstance(holder, Thing):
             holder.attrs[index if isinstance(index, str) else f"[{key_of(index)}]"] = value
         if isinstance(value, Tensor) and isinstance(holder, (Thing, Seq)) and walker.loops:

@@ -60,9 +60,12 @@ def _comprehension(
     if isinstance(first, Thing) and first.kind == "params" and isinstance(kept, Thing):
         if kept.kind == "param":
             filtered = any(part.ifs for part in node.generators)
+            uses = {"filtered"} if filtered else set()
+            if isinstance(node, ast.GeneratorExp):
+                uses.add("iterator")
             return Thing("params", f"some of {first.key}" if filtered else first.key,
                          models=first.models, args=(first,),
-                         uses={"filtered"} if filtered else set())  # fmt: skip
+                         uses=uses)  # fmt: skip
     if not all(isinstance(pool, Seq) for pool in pools):
         made.open = True
     return made
@@ -122,6 +125,8 @@ def _unary(walker: Walker, env: Env, node: ast.UnaryOp) -> Value:
     value = evaluate(walker, env, node.operand)
     if isinstance(value, Num) and isinstance(node.op, ast.USub):
         return Num(-value.value, value.tags, value.varies)
+    if isinstance(value, Num) and isinstance(node.op, ast.Invert):
+        return Num(-value.value - 1, value.tags, value.varies)
     return value
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.walk import calls, effects
+from gradaccum.lint.walk import by_hand, calls, effects
 from gradaccum.lint.walk.arithmetic import merged, symbols
 from gradaccum.lint.walk.attributes import attribute
 from gradaccum.lint.walk.contents import has_params, is_complex, is_low, models_of, opaque
@@ -64,6 +64,15 @@ def external_call(
         limit = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
         target = args[0] if args else kwargs.get("parameters")
         return effects.clip(walker, node, target, limit)
+    if name.startswith("_foreach_") and name.endswith("_") and dotted.startswith("torch."):
+        by_hand.foreach(walker, node, name, args)
+        return None
+    if name.startswith("register_optimizer_step_"):
+        by_hand.hook_in(walker, node, name, None, args[0] if args else kwargs.get("hook"))
+        return None
+    if name in ("zero_grad", "step") and "." in dotted and args and isinstance(args[0], Thing):
+        # a method of a class that is called with its object
+        return effects.METHODS[name](walker, node, args[0], args[1:], kwargs)
     if dotted.endswith("distributed.autograd.backward") and args:
         # gradients go into a context of their own, not into `.grad`
         effects.backward(walker, node, effects._as_loss(args[-1]), None, kwargs, "engine")
@@ -205,7 +214,8 @@ def _construct(
             uses.add("complex")
         return Thing("leaf", f"{name}@{node.lineno}", node=node, depth=depth, uses=uses)
     if name == "chain" and any(has_params(value) for value in args):
-        return Thing("params", "chain()", models=models_of(args), depth=depth)
+        return Thing("params", "chain()", models=models_of(args), depth=depth,
+                     uses={"iterator"})  # fmt: skip
     return _anything(walker, node, dotted, name, args, kwargs)
 
 
@@ -252,8 +262,11 @@ def _schedules(
     named = name[:1].isupper() and (".optim." in f".{lower}" or bool(_OPTIMIZERS.search(name)))
     if named or (has_params(first) and name[:1].isupper() and not dotted.startswith("torch.nn")):
         models = models_of([*args, *kwargs.values()])
+        if isinstance(first, Thing) and first.kind == "params":
+            by_hand.spend(first)
         made = Thing("optimizer", name, node=node, depth=depth, models=models,
-                     args=tuple(args), kwargs=kwargs)  # fmt: skip
+                     args=tuple(args), kwargs=kwargs,
+                     uses={"torch"} if dotted.startswith("torch.") else set())  # fmt: skip
         walker.note("built", node, made)
         return made
     return None
@@ -331,10 +344,16 @@ def _builtin(
         return Thing(name, name, args=(*args, *start))
     if name in ("list", "tuple", "iter", "sorted", "reversed", "set") and args:
         first = args[0]
-        if isinstance(first, Thing) and "once" in first.uses and name != "iter":
+        if isinstance(first, Thing) and first.uses & {"once", "iterator"} and name != "iter":
+            by_hand.spend(first)
             return Thing("params", first.key, models=first.models, depth=first.depth,
-                         args=first.args, uses=first.uses - {"once"})  # fmt: skip
+                         args=first.args,
+                         uses=first.uses - {"iterator", "once", "spent"})  # fmt: skip
         return first
+    if name == "map" and len(args) == 2:
+        made = by_hand.each(walker, node, args[0], args[1])
+        if made is not None and walker.loops:
+            return made
     if name in ("filter", "map") and len(args) > 1:
         inner = args[1]
         if isinstance(inner, Thing) and inner.kind == "params":
@@ -360,9 +379,17 @@ def _builtin(
     if name == "hasattr" and args[1:] == ["no_sync"] and isinstance(args[0], Thing):
         if "ddp" in args[0].uses:
             return True
+    if name == "hasattr" and args[1:] == ["reset_parameters"]:
+        return True  # asked of every module, and some have it
     if name == "isinstance" and len(args) == 2 and isinstance(args[0], Thing):
         if "ddp" in args[0].uses and key_of(args[1]).split(".")[-1] in _WRAPPERS:
             return True
+    if name in ("setattr", "delattr") and len(args) > 1 and args[1] == "grad":
+        if name == "delattr" or (len(args) > 2 and args[2] is None):
+            by_hand.delete(walker, node, args[0])
+        elif isinstance(args[0], Thing):
+            walker.note("set_grad", node, args[0], None, "param")
+        return None
     if name in ("isinstance", "hasattr", "callable", "any", "all"):
         return Thing("unknown", f"{name}({','.join(key_of(value) for value in args)})",
                      any(isinstance(value, (Tensor,)) for value in args))  # fmt: skip

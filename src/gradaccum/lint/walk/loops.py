@@ -135,8 +135,19 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
         for index, item in enumerate(value.items):
             yield item, index == len(value.items) - 1
         return
+    if (
+        isinstance(value, Seq)
+        and value.items
+        and all(isinstance(item, Thing) and item.kind in ("grad", "param") for item in value.items)
+    ):
+        for index, item in enumerate(value.items[:EXACT]):  # a list over all parameters
+            yield item, index == len(value.items) - 1
+        return
     if isinstance(value, Thing) and value.kind in ("params", "param_groups"):
         yield Thing("param", f"{value.key}[i]", True, models=value.models, args=(value,)), True
+        return
+    if isinstance(value, Thing) and value.kind == "parts":
+        yield Thing("unknown", f"{value.key}[i]", True, models=value.models, args=(value,)), True
         return
     count = trips(walker, node, env.module)
     if isinstance(value, Tensor):

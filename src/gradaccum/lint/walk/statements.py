@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint.walk.arithmetic import augment
 from gradaccum.lint.walk.branches import branch, match, truth
+from gradaccum.lint.walk.by_hand import delete
 from gradaccum.lint.walk.effects import enter
 from gradaccum.lint.walk.evaluate import assign, evaluate, text
 from gradaccum.lint.walk.generators import Turning, drive, generated
 from gradaccum.lint.walk.loops import EXACT, elements, trips
+from gradaccum.lint.walk.multiples import divides_evenly, rest
 from gradaccum.lint.walk.trace import Event, Frame
 from gradaccum.lint.walk.values import Class, Env, Func, Num, Thing, Value
 
@@ -72,6 +74,11 @@ def _aug_assign(walker: Walker, node: ast.AugAssign, env: Env) -> str:
 
 def _assert(walker: Walker, node: ast.Assert, env: Env) -> str:
     test = node.test
+    whole = rest(test, none=True)
+    if whole is not None:
+        length, number = evaluate(walker, env, whole.left), evaluate(walker, env, whole.right)
+        divides_evenly(walker, length, number)
+        return ""
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         value, wanted = (evaluate(walker, env, part) for part in (test.left, *test.comparators))
         if isinstance(value, Thing) and value.kind == "unknown" and not value.varies:
@@ -114,6 +121,13 @@ def _nonlocal(walker: Walker, node: ast.Nonlocal, env: Env) -> str:
         found = env.parent.find(name) if env.parent else None
         if found is not None:
             env.outer[name] = found
+    return ""
+
+
+def _delete(walker: Walker, node: ast.Delete, env: Env) -> str:
+    for target in node.targets:
+        if isinstance(target, ast.Attribute) and target.attr == "grad":
+            delete(walker, node, evaluate(walker, env, target.value))
     return ""
 
 
@@ -231,6 +245,7 @@ STATEMENTS: dict[type[ast.AST], Callable[..., str]] = {
     ast.AnnAssign: _ann_assign,
     ast.AugAssign: _aug_assign,
     ast.Assert: _assert,
+    ast.Delete: _delete,
     ast.Return: _return,
     ast.Raise: lambda *_: "return",
     ast.Break: lambda *_: "break",

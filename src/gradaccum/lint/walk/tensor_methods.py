@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from gradaccum.lint.walk.arithmetic import binary, merged
+from gradaccum.lint.walk.by_hand import is_one
 from gradaccum.lint.walk.effects import METHODS, alias, backward, leaf
 from gradaccum.lint.walk.values import Tensor, Thing, Value
 
@@ -37,7 +38,9 @@ def tensor_method(
             walker, node, alias(walker, tensor), args, kwargs
         )  # DeepSpeed's engine
     if name == "backward":
-        backward(walker, node, tensor, None, kwargs, *(["gradient"] if args else []))
+        seed = args[0] if args else kwargs.get("gradient")
+        marks = [*(["gradient"] if args else []), *([] if is_one(seed) else ["weighted"])]
+        backward(walker, node, tensor, None, kwargs, *marks)
         return None
     if name in _NUMBERS:
         made = Thing("unknown", f"{name}@{node.lineno}", True)

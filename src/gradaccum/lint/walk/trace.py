@@ -49,6 +49,11 @@ class Event:
         """Where it stands."""
         return getattr(self.node, "lineno", 1)
 
+    @property
+    def spot(self) -> tuple[ast.AST, ...]:
+        """Where it stands, told apart by the calls that lead there: two losses, one helper."""
+        return (self.node, *[node for node, _ in self.calls])
+
 
 @dataclass(slots=True)
 class Trace:
@@ -70,6 +75,8 @@ class Trace:
     """The loop leaves by itself what would not fill a window."""
     measured: set[str] = field(default_factory=set)
     """Symbols that a loader was cut to a multiple of."""
+    multiples: set[float] = field(default_factory=set)
+    """Numbers that a length is a multiple of, because the script says so."""
     named: bool = False
     """The file calls something an optimizer that steps, so nothing unnamed is taken for one."""
     exact: bool = True

@@ -141,6 +141,8 @@ class Func:
     home: Class | None = None
     bound: tuple[Value, ...] = ()
     bound_kw: dict[str, Value] = field(default_factory=dict)
+    within: str = ""
+    """A context that it was wrapped in."""
 
 
 @dataclass(slots=True, eq=False)

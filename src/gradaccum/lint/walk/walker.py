@@ -77,6 +77,8 @@ class Walker:
     """Hooks that run in every backward, with the parameter they stand on."""
     turnings: list[Turning] = field(default_factory=list)
     """Loops that are walked from inside the generators they draw from."""
+    step_hooks: list[tuple[str, Thing | None, Value]] = field(default_factory=list)
+    """Functions that run before or after a step, with the optimizer they stand on; none: any."""
     owners: list[tuple[Value, Class | None]] = field(default_factory=list)
     """Of each method that is being walked: its object, and the class that defines it."""
     result: Value = None
@@ -261,12 +263,14 @@ class Walker:
         self.paths.append(func.module.path)
         self.owners.append((func.owner, func.home))
         mark = len(self.contexts)
+        if func.within:
+            self.contexts.append((func.within, None))
         try:
             if isinstance(node, ast.Lambda):
                 return evaluate(self, env, node.body)
             for decorator in node.decorator_list:
                 name = text(decorator).split("(")[0].split(".")[-1]
-                if name in ("no_grad", "inference_mode"):
+                if name in ("no_grad", "inference_mode", "enable_grad"):
                     self.contexts.append((name, None))
             self.result = None
             self.block(node.body, env)
