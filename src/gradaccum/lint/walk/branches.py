@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint.files.slicing import CORE, Slice
 from gradaccum.lint.walk.arithmetic import condition
+from gradaccum.lint.walk.ends import at_end
 from gradaccum.lint.walk.evaluate import evaluate, text
 from gradaccum.lint.walk.multiples import divides_evenly, rest
 from gradaccum.lint.walk.trace import SET, Doubt
@@ -201,16 +202,20 @@ def truth(walker: Walker, env: Env, test: ast.expr, around: ast.AST | None = Non
     if isinstance(test, ast.BoolOp):
         wanted = isinstance(test.op, ast.Or)
         open_: list[Doubt] = []
+        ends: list[bool | None] = []
         for operand in test.values:
             value = truth(walker, env, operand, around)
             if not isinstance(value, bool):
                 settled = walker.settled(value)
                 if settled is None:
                     open_.append(value)
+                    ends.append(at_end(walker, operand) if value[1] and value[2] else None)
                     continue
                 value = settled
             if value is wanted:
                 return wanted
+        if wanted and len(open_) < len(test.values) and None not in ends:
+            return any(ends)
         if len(open_) < 2:
             return open_[0] if open_ else not wanted
         return walker.join(wanted, open_)
