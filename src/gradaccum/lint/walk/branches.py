@@ -209,7 +209,7 @@ def truth(walker: Walker, env: Env, test: ast.expr, around: ast.AST | None = Non
                 settled = walker.settled(value)
                 if settled is None:
                     open_.append(value)
-                    ends.append(at_end(walker, operand) if value[1] and value[2] else None)
+                    ends.append(at_end(walker, env, operand) if value[1] and value[2] else None)
                     continue
                 value = settled
             if value is wanted:

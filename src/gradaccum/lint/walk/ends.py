@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from gradaccum.lint.walk.evaluate import evaluate
+from gradaccum.lint.walk.values import Env, varies
+
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
 
 __all__ = ["at_end"]
 
 
-def at_end(walker: Walker, test: ast.expr) -> bool | None:
+def at_end(walker: Walker, env: Env, test: ast.expr) -> bool | None:
     """Whether a counter has come to its end: in the last iteration of the loops it counts through.
 
     `None` if that is not what is asked, or where the counter starts anew is not plain.
@@ -20,14 +23,22 @@ def at_end(walker: Walker, test: ast.expr) -> bool | None:
         return None
     if not isinstance(test.ops[0], ast.Eq):
         return None
-    for side in (test.left, test.comparators[0]):
+    sides = test.left, test.comparators[0]
+    for side, total in (sides, sides[::-1]):
         counter = side.left if isinstance(side, ast.BinOp) else side
         if isinstance(counter, ast.Name):
             level = _level(walker, counter.id)
-            if level is not None:
+            if level is not None and not _moves(walker, env, total):
                 frames = walker.loops[level:]
                 return all(frame.last for frame in frames)
     return None
+
+
+def _moves(walker: Walker, env: Env, total: ast.expr) -> bool:
+    """Whether what a counter is held against may differ from one iteration to the next."""
+    if any(isinstance(node, ast.Call) for node in ast.walk(total)):
+        return True  # to evaluate it once more might do something
+    return varies(evaluate(walker, env, total))
 
 
 def _level(walker: Walker, name: str) -> int | None:
