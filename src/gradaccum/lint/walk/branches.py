@@ -13,7 +13,7 @@ from gradaccum.lint.walk.ends import at_end
 from gradaccum.lint.walk.evaluate import evaluate, text
 from gradaccum.lint.walk.multiples import divides_evenly, rest
 from gradaccum.lint.walk.trace import SET, Doubt
-from gradaccum.lint.walk.values import Env, Num, Thing, varies
+from gradaccum.lint.walk.values import Env, Num, Thing, Value, varies
 
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
@@ -133,12 +133,30 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
     if node.orelse and usual and fork.less:
         usual = not positive
     walker.ranks[key] = min(fork.rank, walker.ranks.get(key, 2))
-    taken = walker.decide(key, changes, fork.trains or fork.forks, usual) == positive
+    matters = fork.trains or fork.forks or _wraps_optimizer(node, env)
+    taken = walker.decide(key, changes, matters, usual) == positive
     walker.unsure.append(key)
     try:
         return walker.block(node.body if taken else node.orelse, env)
     finally:
         walker.unsure.pop()
+
+
+def _wraps_optimizer(node: ast.If, env: Env) -> bool:
+    """Whether a branch puts an optimizer into something: `if half: opt = wrapped(opt)`."""
+    for child in node.body:
+        if isinstance(child, ast.Assign) and isinstance(child.value, ast.Call):
+            names = {one.id for one in child.targets if isinstance(one, ast.Name)}
+            given = {one.id for one in child.value.args if isinstance(one, ast.Name)}
+            for name in names & given:
+                value = env.find(name)
+                if value is not None and _is_optimizer(value.names[name]):
+                    return True
+    return False
+
+
+def _is_optimizer(value: Value) -> bool:
+    return isinstance(value, Thing) and value.kind == "optimizer"
 
 
 _TOUCHES = _TRAINS | {"clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"}
