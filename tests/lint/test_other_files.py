@@ -110,6 +110,20 @@ CASES: dict[str, tuple[str, Files, tuple[str, str, str]]] = {
         },
         ("train.py", "net = DDP(net)\n", "\n"),
     ),
+    "an optimizer that a setting may wrap": (
+        "GA302",
+        {
+            "train.py": HEAD
+            + "from tools import made\nnet = nn.Linear(8, 2)\nopt = made(net, args.half)\n"
+            + "for epoch in range(args.epochs):"
+            + LOOP.replace("\n", "\n    "),
+            "tools.py": "import torch\n\ndef made(net, half):\n"
+            "    opt = torch.optim.AdamW(net.parameters(), lr=1e-3)\n"
+            "    if half:\n        opt = halved(opt)\n"
+            "    return opt\n",
+        },
+        ("tools.py", "    if half:", "    if net:"),
+    ),
     "evaluated by a helper": (
         "GA703",
         {

@@ -247,31 +247,6 @@ for epoch in range(args.epochs):
     " or i + 1 == len(loader)",
 )
 
-pair(
-    PAIRS,
-    "an optimizer that a setting may wrap",
-    "GA302",
-    """
-def built(net, half):
-    opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    if half:
-        opt = halved(opt)
-    return opt
-
-net = nn.Linear(8, 2)
-opt = built(net, args.half)
-for epoch in range(args.epochs):
-    for i, (x, y) in enumerate(loader):
-        loss = F.cross_entropy(net(x), y) / args.every
-        loss.backward()
-        if (i + 1) % args.every == 0@:
-            opt.step()
-            opt.zero_grad()
-""",
-    "",
-    " or i + 1 == len(loader)",
-)
-
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 
