@@ -236,4 +236,25 @@ for i, (x, y) in enumerate(data):
         optimizer.zero_grad()
 """,
     ),
+    "a mean of means that is divided on a line of its own": (
+        "GA203",
+        """
+words = nn.Embedding(7, 7)
+adam = torch.optim.AdamW(words.parameters(), lr=0.01)
+labels = [torch.randint(0, 7, (6,)) for _ in range(8)]
+for i, y in enumerate(labels):
+    y[i % 4 + 1 :] = -1
+for start in (0, 4):
+    total = sum((y >= 0).sum() for y in labels[start : start + 4])
+    for y in labels[start : start + 4]:
+        scores = words(torch.arange(6))
+        loss = F.cross_entropy(scores, y, ignore_index=-1)  #bad!
+        loss = F.cross_entropy(scores, y, ignore_index=-1, reduction="sum")  #good
+        loss /= 4  #bad
+        loss /= total  #good
+        loss.backward()
+    adam.step()
+    adam.zero_grad()
+""",
+    ),
 }

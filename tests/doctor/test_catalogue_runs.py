@@ -8,6 +8,8 @@ from runs import found
 
 from gradaccum.doctor.checks import DETECTORS
 from gradaccum.faults import CATALOGUE
+from gradaccum.lint.files.program import Program
+from gradaccum.lint.judge import judge
 
 RUNS = [pytest.param(fault, id=code) for code, fault in CATALOGUE.items() if fault.runtime]
 
@@ -27,3 +29,21 @@ def test_the_bad_loop_is_found(fault, tmp_path):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_good_loop_is_quiet(fault, tmp_path):
     assert found(f"{fault.prelude}\n{fault.good}", tmp_path) == []
+
+
+ONE_LINE = [
+    code
+    for code, fault in CATALOGUE.items()
+    if fault.static and fault.runtime and code not in ("GA105", "GA204")
+]
+"""Of the two others the linter names the loss or the clip, the doctor the call that it saw."""
+
+
+@pytest.mark.parametrize("code", ONE_LINE)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_linter_and_doctor_name_the_same_line(code, tmp_path):
+    text = f"{CATALOGUE[code].prelude}\n{CATALOGUE[code].bad}"
+    program = Program({"loop.py": text})
+    module = program.load("loop.py")
+    assert module is not None
+    assert {(one.code, one.line) for one in judge(program, module)} == set(found(text, tmp_path))

@@ -28,63 +28,20 @@ except ValueError:
     pass
 """
 
-FAULTS = (
-    Fault(
-        code="GA305",
-        title="the scheduler steps per micro-batch",
-        severity="warning",
-        what="`scheduler.step()` runs once a micro-batch while the optimizer steps once a window.",
-        why="The schedule runs N times too fast: after one update the rate is {bad} instead of "
-        "{good}.",
-        mend="Move `scheduler.step()` under the condition that steps the optimizer.",
-        bad="""\
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-for i, (x, y) in enumerate(data):
+_WINDOWS = """\
+for i, (x, y) in enumerate({data}):
     loss = nn.functional.mse_loss(model(x), y) / every
     loss.backward()
     if (i + 1) % every == 0:
         optimizer.step()
         optimizer.zero_grad()
-    scheduler.step()
-figure = scheduler.get_last_lr()[0]
-""",
-        good="""\
+"""
+_OFTEN = """\
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-for i, (x, y) in enumerate(data):
-    loss = nn.functional.mse_loss(model(x), y) / every
-    loss.backward()
-    if (i + 1) % every == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
+{windows}{indent}scheduler.step()
 figure = scheduler.get_last_lr()[0]
-""",
-        figures=(0.0625, 0.5),
-    ),
-    Fault(
-        code="GA311",
-        title="the scheduler goes on where the step was skipped",
-        severity="warning",
-        what="A GradScaler skips the step when a gradient overflows; the scheduler steps all the "
-        "same.",
-        why="One of three steps overflows: the schedule stands at {bad} for {good} updates.",
-        mend="Compare `scaler.get_scale()` before and after `update()`, and step the scheduler "
-        "only if it did not fall.",
-        bad="""\
-import warnings
-
-warnings.simplefilter("ignore")
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-for x in (1.0, float("inf"), 1.0):
-    optimizer.zero_grad()
-    scaler.scale(model(torch.full((1, 1), x)).sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    scheduler.step()
-figure = scheduler.last_epoch
-""",
-        good="""\
+"""
+_SKIPPED = """\
 import warnings
 
 warnings.simplefilter("ignore")
@@ -99,7 +56,45 @@ for x in (1.0, float("inf"), 1.0):
     if scaler.get_scale() >= before:
         scheduler.step()
 figure = scheduler.last_epoch
-""",
+"""
+_AVERAGE = """\
+import copy
+
+average = copy.deepcopy(model).requires_grad_(False)
+{windows}{indent}with torch.no_grad():
+{indent}    average.weight.lerp_(model.weight, 0.5)
+    if i == 6:
+        figure = average.weight.item() / model.weight.item()
+"""
+_EACH, _ONCE = " " * 4, " " * 8
+"""With each micro-batch, and under the condition of the step."""
+
+FAULTS = (
+    Fault(
+        code="GA305",
+        title="the scheduler steps per micro-batch",
+        severity="warning",
+        what="`scheduler.step()` runs once a micro-batch while the optimizer steps once a window.",
+        why="The schedule runs N times too fast: after one update the rate is {bad} instead of "
+        "{good}.",
+        mend="Move `scheduler.step()` under the condition that steps the optimizer.",
+        bad=_OFTEN.format(windows=_WINDOWS.format(data="data"), indent=_EACH),
+        good=_OFTEN.format(windows=_WINDOWS.format(data="data"), indent=_ONCE),
+        figures=(0.0625, 0.5),
+    ),
+    Fault(
+        code="GA311",
+        title="the scheduler goes on where the step was skipped",
+        severity="warning",
+        what="A GradScaler skips the step when a gradient overflows; the scheduler steps all the "
+        "same.",
+        why="One of three steps overflows: the schedule stands at {bad} for {good} updates.",
+        mend="Compare `scaler.get_scale()` before and after `update()`, and step the scheduler "
+        "only if it did not fall.",
+        bad=_SKIPPED.replace("    before = scaler.get_scale()\n", "").replace(
+            "    if scaler.get_scale() >= before:\n        ", "    "
+        ),
+        good=_SKIPPED,
         figures=(3.0, 2.0),
         usual=False,
     ),
@@ -126,36 +121,8 @@ figure = scheduler.last_epoch
         why="It follows the weights N times as fast as its decay says: after one update of four "
         "micro-batches it has gone {bad} of the way instead of {good}.",
         mend="Update the average right after `optimizer.step()`, under the same condition.",
-        bad="""\
-import copy
-
-average = copy.deepcopy(model).requires_grad_(False)
-for i, (x, y) in enumerate(data + data):
-    loss = nn.functional.mse_loss(model(x), y) / every
-    loss.backward()
-    if (i + 1) % every == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-    with torch.no_grad():
-        average.weight.lerp_(model.weight, 0.5)
-    if i == 6:
-        figure = average.weight.item() / model.weight.item()
-""",
-        good="""\
-import copy
-
-average = copy.deepcopy(model).requires_grad_(False)
-for i, (x, y) in enumerate(data + data):
-    loss = nn.functional.mse_loss(model(x), y) / every
-    loss.backward()
-    if (i + 1) % every == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            average.weight.lerp_(model.weight, 0.5)
-    if i == 6:
-        figure = average.weight.item() / model.weight.item()
-""",
+        bad=_AVERAGE.format(windows=_WINDOWS.format(data="data + data"), indent=_EACH),
+        good=_AVERAGE.format(windows=_WINDOWS.format(data="data + data"), indent=_ONCE),
         figures=(0.9375, 0.5),
         static=False,
     ),

@@ -14,6 +14,7 @@ from gradaccum.lint.rules import (
     zeroing,
 )
 from gradaccum.lint.rules.hits import Hit
+from gradaccum.lint.rules.places import placed
 from gradaccum.lint.survey import Survey, survey
 
 __all__ = ["judge"]
@@ -37,7 +38,8 @@ def judge(program: Program, module: Module) -> list[Hit]:
     found: dict[tuple[str, str, int, int], Hit] = {}
     for item in survey(program, module):
         for one in _agreed(item):
-            found.setdefault(one.place, one)
+            better = placed(one, program)
+            found.setdefault(better.place, better)
     return sorted(found.values(), key=lambda one: (one.path, one.line, one.column, one.code))
 
 

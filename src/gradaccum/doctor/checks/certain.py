@@ -297,7 +297,7 @@ def is_count(by: ast.expr, step: Place, count: int) -> bool:
     A literal that is the number, a name that has it, or what the condition of the step counts to.
     """
     if isinstance(by, ast.Constant):
-        return bool(by.value == count)
+        return by.value == count
     written = ast.unparse(by)
     for node in above_of(step):
         for one in ast.walk(node.test) if isinstance(node, ast.If) else ():

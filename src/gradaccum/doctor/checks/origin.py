@@ -11,6 +11,7 @@ from gradaccum.doctor.trace.model import Place
 
 __all__ = [
     "chosen",
+    "computed",
     "cut",
     "cut_of",
     "divided_at",
@@ -95,6 +96,15 @@ def made(backward: Place | None) -> list[tuple[Place, ast.expr]]:
         (Place(backward.path, node.lineno, backward.function), value)
         for node, value in _assigned(scope, name, backward.line)
     ]
+
+
+def computed(backward: Place | None) -> Place | None:
+    """The line that computed the loss of a backward: not one that only scales or adds to it."""
+    name = receiver(statement(backward), plain=True)
+    for place, value in made(backward):
+        if name not in flows(value) and not isinstance(statement(place), ast.AugAssign):
+            return place
+    return None
 
 
 def divided_at(backward: Place | None) -> Place | None:

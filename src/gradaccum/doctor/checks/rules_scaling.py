@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, figure, hit, plural
-from gradaccum.doctor.checks.origin import divided_at, divided_by_count, made
+from gradaccum.doctor.checks.origin import computed, divided_at, divided_by_count, made
 from gradaccum.doctor.checks.patterns import divided_late
 from gradaccum.doctor.checks.source import gate
 from gradaccum.doctor.checks.story import Window, place_of, usual
@@ -247,14 +247,14 @@ def mean_of_means(context: Context) -> Iterator[Hit]:
                 continue
             seen.add(place)
             few, many = min(c for c in counts if c is not None), max(c or 0 for c in counts)
-            lines = made(place)
+            line = computed(place)
             yield from hit(
                 "GA203",
-                lines[0][0] if lines and not gate(lines[0][0], place) else micros[-1],
+                line if line and not gate(line, place) else micros[-1],
                 f"micro-batches with {few:g} to {many:g} loss terms weigh the same "
                 f"({figure(abs(one.weights[0]))}), so that a term of the smallest weighs "
                 + (f"{many / few:.3g} times as much as one of the largest" if few else "nothing"),
-                (micros[-1] if lines else None, "the backward of this loss"),
+                (micros[-1] if line else None, "the backward of this loss"),
                 (window.line, "the update of the window"),
             )
 
