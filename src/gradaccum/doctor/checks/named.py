@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from gradaccum.doctor.checks.origin import unrecorded
 from gradaccum.doctor.checks.patterns import receiver
 from gradaccum.doctor.checks.source import above_of, function_of, statement, tree_of
 from gradaccum.doctor.trace.model import Place
@@ -39,12 +40,17 @@ def _calls(node: ast.AST | None) -> Iterator[ast.Call]:
 
 def _values(path: str, name: str) -> list[ast.expr]:
     """What a file gives a name, also as one of several."""
-    tree, found = tree_of(path), []
-    for node in ast.walk(tree) if tree is not None and name else ():
-        for target in node.targets if isinstance(node, ast.Assign) else ():
-            several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-            pairs = zip(target.elts, node.value.elts, strict=False) if several else ()
-            found += [value for one, value in pairs or [(target, node.value)] if _name(one) == name]
+    tree = tree_of(path) if name else None
+    found: list[ast.expr] = []
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            else:
+                pairs = [(target, node.value)]
+            found += [value for one, value in pairs if _name(one) == name]
     return found
 
 
@@ -62,11 +68,13 @@ def limit_is_scaled(clip: Place | None) -> bool:
     return False
 
 
-def counts_epochs(made: Place | None, step: Place | None) -> str:
+def counts_epochs(made: Place | None, step: Place | None, count: int) -> str:
     """The number of epochs that a schedule is made of, where it steps within each epoch.
 
     The length is the bound of the outer loop, or a part of it, `StepLR(sgd, epochs // 3)`, with
-    nothing to multiply it by; and the step stands in a loop within that one.
+    nothing to multiply it by; and the step stands in a loop within that one. It must be known to
+    make more of its `count` steps than there are epochs: by the bound's number, or by a loop over
+    data in which nothing is asked first.
     """
     loops = [node for node in above_of(step) if isinstance(node, ast.For | ast.While)]
     if made is None or step is None or len(loops) < 2 or not isinstance(loops[1], ast.For):
@@ -91,9 +99,20 @@ def counts_epochs(made: Place | None, step: Place | None) -> str:
                     part = part.args[0]
                 if isinstance(part, ast.BinOp) and _shrinks(part):
                     part = part.right if isinstance(part.left, ast.Constant) else part.left
-                if ast.unparse(part) in bounds:
+                if ast.unparse(part) in bounds and _more(part, loops[0], step, count):
                     return ast.unparse(length)
     return ""
+
+
+def _more(bound: ast.expr, loop: ast.AST, step: Place, count: int) -> bool:
+    """Whether there are more steps than the bound of the outer loop says."""
+    values = _values(step.path, _name(bound))
+    numbers = [one.value for one in values if isinstance(one, ast.Constant)]
+    if len(values) == len(numbers) == 1 and isinstance(numbers[0], int):
+        return count >= 2 * numbers[0]
+    over = ast.unparse(loop.iter).lower() if isinstance(loop, ast.For) else ""
+    asked = any(isinstance(node, ast.If) for node in _up_to(above_of(step), loop))
+    return not asked and any(word in over for word in ("load", "data", "batch"))
 
 
 def _shrinks(part: ast.BinOp) -> bool:
@@ -135,12 +154,42 @@ def attacks(backward: Place | None, step: Place | None) -> bool:
             asks.add(_name(getattr(node.targets[0], "value", None)))
         if isinstance(node, ast.Call) and _name(node.func) == "requires_grad_":
             asks.add(_name(getattr(node.func, "value", None)))
-    reads = any(
-        isinstance(node, ast.Attribute) and node.attr == "grad" and _name(node.value) in asks
-        for node in ast.walk(helper)
+    made = _made_of_gradients(helper, asks)
+    losses = {
+        getattr(call.func.value, "id", "")
+        for call in _calls(helper)
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
+    } - {""}
+    given = [n.value for n in ast.walk(helper) if isinstance(n, ast.Return) and n.value is not None]
+    names = [{one.id for one in ast.walk(v) if isinstance(one, ast.Name)} for v in given]
+    own = given and all(
+        (one & made or _reads(value, asks)) and not one & losses
+        for one, value in zip(names, given, strict=True)
     )
-    returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(helper))
-    return reads and returns and not any(_name(c.func) == "step" for c in _calls(helper))
+    return bool(own) and not any(_name(call.func) == "step" for call in _calls(helper))
+
+
+def _reads(node: ast.AST, names: set[str]) -> bool:
+    """Whether something reads the gradient of one of the names."""
+    return any(
+        isinstance(one, ast.Attribute) and one.attr == "grad" and _name(one.value) in names
+        for one in ast.walk(node)
+    )
+
+
+def _made_of_gradients(helper: ast.FunctionDef, asks: set[str]) -> set[str]:
+    """Names of a function that are made of the gradient of what asked for one."""
+    found: set[str] = set()
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        for node in ast.walk(helper):
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)}
+                if names & found or _reads(node.value, asks):
+                    found |= {_name(one) for one in targets} - {""}
+    return found
 
 
 def rewards(backward: Place | None, loss: str) -> Place | None:
@@ -154,7 +203,9 @@ def rewards(backward: Place | None, loss: str) -> Place | None:
     scope: ast.AST | None = around[-1] if around else None
     if backward is not None and not isinstance(scope, ast.FunctionDef):
         scope = tree_of(backward.path)
-    for node in ast.walk(scope) if scope is not None and backward is not None else ():
+    if scope is None or backward is None:
+        return None
+    for node in ast.walk(scope):
         if not isinstance(node, ast.Assign) or not any(_name(t) == loss for t in node.targets):
             continue
         for one in ast.walk(node.value):
@@ -162,15 +213,30 @@ def rewards(backward: Place | None, loss: str) -> Place | None:
                 continue
             for chance, gain in ((one.left, one.right), (one.right, one.left)):
                 names = {_name(part) for part in ast.walk(chance)}
-                if any("log_p" in name or "logp" in name for name in names) and _live(gain):
+                sure = any("log_p" in name or "logp" in name for name in names)
+                if sure and _live(gain, backward.path, set()):
                     return Place(backward.path, node.lineno, backward.function)
     return None
 
 
-def _live(gain: ast.expr) -> bool:
-    return isinstance(gain, ast.Name | ast.Attribute) or not any(
-        _name(one) in ("detach", "item", "data") for one in ast.walk(gain)
-    )
+def _live(gain: ast.expr, path: str, seen: set[str]) -> bool:
+    """Whether a value comes from a call, and nothing on its way leaves the graph."""
+    if any(_name(one) in ("detach", "item", "data", "numpy") for one in ast.walk(gain)):
+        return False
+    names = {one.id for one in ast.walk(gain) if isinstance(one, ast.Name)} - seen
+    seen |= names
+    called = any(not isinstance(call.func, ast.Attribute) for call in _calls(gain))
+    called = called or any(getattr(call.func, "attr", "") == "forward" for call in _calls(gain))
+    chain = [value for name in sorted(names) for value in _values(path, name)]
+    if any(unrecorded(Place(path, value.lineno, "")) for value in chain):
+        return False
+    lives = [_live(value, path, seen) for value in chain]
+    cuts = [one for one, value in zip(lives, chain, strict=True) if not one and _leaves(value)]
+    return not cuts and (called or any(lives))
+
+
+def _leaves(value: ast.expr) -> bool:
+    return any(_name(one) in ("detach", "item", "data", "numpy") for one in ast.walk(value))
 
 
 def made_in_forward(path: str) -> Place | None:
@@ -207,7 +273,9 @@ def waits_for(backward: Place | None) -> tuple[Place, int] | None:
     Only a remainder, by a number or a name that the file gives one number.
     """
     loop = next((n for n in above_of(backward) if isinstance(n, ast.For | ast.While)), None)
-    for node in ast.walk(loop) if loop is not None and backward is not None else ():
+    if loop is None or backward is None:
+        return None
+    for node in ast.walk(loop):
         if not isinstance(node, ast.If) or not any(_steps(part) for part in node.body):
             continue
         tests = [t for t in ast.walk(node.test) if isinstance(t, ast.BinOp)]
@@ -250,6 +318,8 @@ def gated_beside(step: Place | None, number: int) -> Place | None:
         called = {_name(call.func) for part in node.body for call in _calls(part)}
         if len(mods) != 1 or not any(name.startswith("clip_grad") for name in called):
             continue
+        if any("inf" in ast.unparse(part) for part in node.body):
+            continue  # it measures
         values = [mods[0], *_values(step.path, _name(mods[0]))]
         if any(isinstance(v, ast.Constant) and v.value == number for v in values):
             return Place(step.path, node.test.lineno, step.function)

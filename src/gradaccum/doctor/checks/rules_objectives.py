@@ -121,20 +121,15 @@ def closure_never_clears(context: Context) -> Iterator[Hit]:
         number = windows[0].optimizer
         if number is None or kinds.get(number) != "LBFGS":
             continue
-        bad: list[tuple[Event, Event]] = []
+        bad: list[Event] = []
         for window in windows:
             inner = [e for e in window.of("backward") if e.get("step") == number]
-            if len(inner) < 2 or len({place_of(e) for e in inner}) != 1:
-                continue
-            cleared = [
-                e
-                for e in window.of("zero", "write")
-                if inner[0].n < e.n < inner[-1].n and e.get("target") != "param"
-            ]
-            if not cleared and loop_of(place_of(inner[0])) is None:
-                bad.append((inner[0], inner[-1]))
+            closure = window.step is not None and window.step.get("closure")
+            summed = closure and any(group.held >= 3 for group in window.used)
+            if inner and summed and loop_of(place_of(inner[0])) is None:
+                bad.append(inner[0])
         if bad and 2 * len(bad) >= len(windows):
-            first, _ = bad[0]
+            first = bad[0]
             yield from hit(
                 "GA101",
                 first,

@@ -9,6 +9,7 @@ from itertools import pairwise
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
 from gradaccum.doctor.checks.named import counts_epochs
+from gradaccum.doctor.checks.source import same_loop
 from gradaccum.doctor.checks.story import place_of, usual
 from gradaccum.doctor.trace.model import Event
 
@@ -137,9 +138,11 @@ def _in_microbatches(context: Context, made: Event, steps: list[Event]) -> Itera
 
 def _in_epochs(context: Context, made: Event, steps: list[Event]) -> list[Hit]:
     """A schedule whose length is told in epochs, and which steps with every batch of one."""
-    length = counts_epochs(place_of(made), place_of(steps[-1]))
     count, last = _made(context, steps), steps[-1].get("lr")
-    if not length or count < 4 or len({place_of(e) for e in steps}) != 1:
+    length = counts_epochs(place_of(made), place_of(steps[-1]), count)
+    updated = [e for e in context.steps if e.get("optimizer") == made.get("optimizer")]
+    beside = bool(updated) and same_loop(place_of(updated[-1]), place_of(steps[-1]))
+    if not length or not beside or count < 4 or len({place_of(e) for e in steps}) != 1:
         return []
     base = made.get("base")
     rate = "" if last is None or not base else f": it ends at a rate of {last:.3g} of {base:.3g}"
@@ -159,7 +162,9 @@ def _stepped_by_epoch(context: Context, made: Event, steps: list[Event]) -> list
     updates = next(
         (o.steps for o in context.trace.optimizers if o.index == made.get("optimizer")), 0
     )
-    if not total or total < 4 or total != updates or 2 * count > total:
+    if not total or total < 8 or made.get("kind") in ("LinearLR", "ConstantLR"):
+        return []
+    if total != updates or 2 * count > total:
         return []
     last = steps[-1].get("lr")
     rate = "" if last is None else f", and the rate ends at {last:.3g}"
