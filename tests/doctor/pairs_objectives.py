@@ -57,11 +57,11 @@ x, y = data[0]
 def evaluate():
     fit.zero_grad()  #good
     value = F.cross_entropy(model(x), y)
-    value.backward()  #!
+    value.backward()
     return value
 for epoch in range(2):
     fit.zero_grad()
-    fit.step(evaluate)
+    fit.step(evaluate)  #!
 """,
     ),
     "a clip of gradients that are not there yet": (

@@ -132,11 +132,11 @@ def closure_never_clears(context: Context) -> Iterator[Hit]:
             first = bad[0]
             yield from hit(
                 "GA101",
-                first,
-                "the closure runs many times in a step and never clears: each of its evaluations "
-                "adds its gradient to those before "
+                line,
+                "the closure that this step evaluates runs many times and never clears: each of "
+                "its evaluations adds its gradient to those before "
                 f"({plural(context.updates(windows), 'update')})",
-                (line, "the step that evaluates it"),
+                (first, "the backward of the closure"),
                 mend="Call `optimizer.zero_grad()` first in the closure.",
             )
             context.faulty.add(number)
