@@ -107,4 +107,12 @@ for i, (x, y) in enumerate(data):
     optimizer.step()
     optimizer.zero_grad()
 """,
+    "sums over a constant that is the count of each window by chance": """
+for start in range(0, 12, 2):
+    for i, (x, y) in enumerate(data[start : start + 2]):
+        each = F.cross_entropy(model(x), y, reduction="none") * (torch.arange(4) < 1 + 2 * i)
+        (each.sum() / 4 / 2).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
 }

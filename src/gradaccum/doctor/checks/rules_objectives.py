@@ -126,7 +126,8 @@ def closure_never_clears(context: Context) -> Iterator[Hit]:
             inner = [e for e in window.of("backward") if e.get("step") == number]
             closure = window.step is not None and window.step.get("closure")
             summed = closure and any(group.held >= 3 for group in window.used)
-            if inner and summed and loop_of(place_of(inner[0])) is None:
+            outside = any(e.get("step") is None for e in context.story.micros(window))
+            if inner and summed and not outside and loop_of(place_of(inner[0])) is None:
                 bad.append(inner[0])
         if bad and 2 * len(bad) >= len(windows):
             first = bad[0]

@@ -149,32 +149,39 @@ def mean_over_masked(context: Context) -> Iterator[Hit]:
 
 
 def tokens_and_batches(context: Context) -> Iterator[Hit]:
-    """GA202: sums divided by the count of the whole window, and by its micro-batches besides."""
+    """GA202: sums divided by the count of the whole window, and by its micro-batches besides.
+
+    A constant may equal one window's count by chance: windows of different counts must tell.
+    """
     for line, windows in context.lines():
-        for window, terms in context.plain(windows):
-            size, micros = len(window.fresh), context.story.micros(window)
-            if size < 2 or not context.one_line(window):
-                continue
-            for one in terms:
-                counts = [count or 0.0 for count in one.counts]
-                twice = close(one.total, 1 / size) and one.terms[0].reduction == "sum"
-                if not one.known or len(set(counts)) < 2 or not twice or size not in one.divisors:
-                    continue
-                parts = zip(counts, one.weights, strict=True)
-                if not all(close(abs(w) * sum(counts) * size, c) for c, w in parts if c):
-                    continue
-                lines = made(place_of(micros[-1]))
-                yield from hit(
-                    "GA202",
-                    lines[0][0] if lines else micros[-1],
-                    f"sums are divided by the {sum(counts):g} values of the whole window, and by "
-                    f"its {size} micro-batches as well: the update is 1/{size} of the mean "
-                    f"({plural(context.updates(windows), 'update')})",
-                    (micros[-1], "the backward of this loss"),
-                    (line, "the step"),
-                    mend="Divide by the values of the window alone.",
-                )
-                return
+        told = [(w, t) for w, t in context.plain(windows) if context.one_line(w)]
+        totals = [_twice(terms[0]) if len(terms) == 1 else None for _, terms in told]
+        if None in totals or len(set(totals)) < 2:
+            continue
+        window = told[0][0]
+        size, micros = len(window.fresh), context.story.micros(window)
+        lines = made(place_of(micros[-1]))
+        yield from hit(
+            "GA202",
+            lines[0][0] if lines else micros[-1],
+            f"sums are divided by the {totals[0]:g} values of the whole window, and by its {size} "
+            f"micro-batches as well: the update is 1/{size} of the mean "
+            f"({plural(context.updates(windows), 'update')})",
+            (micros[-1], "the backward of this loss"),
+            (line, "the step"),
+            mend="Divide by the values of the window alone.",
+        )
+        return
+
+
+def _twice(one: Series) -> float | None:
+    """The count of a window whose sums are divided by it, and by the micro-batches besides."""
+    size, counts = len(one.terms), [count or 0.0 for count in one.counts]
+    if size < 2 or not one.known or one.terms[0].reduction != "sum" or size not in one.divisors:
+        return None
+    parts = zip(counts, one.weights, strict=True)
+    same = all(close(abs(weight) * sum(counts) * size, count) for count, weight in parts if count)
+    return sum(counts) if same and close(one.total, 1 / size) else None
 
 
 RULES = (
