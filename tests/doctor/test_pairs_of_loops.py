@@ -2,6 +2,7 @@
 
 import pairs_clipping
 import pairs_graphs
+import pairs_objectives
 import pairs_parameters
 import pairs_schedules
 import pairs_stepping
@@ -19,6 +20,7 @@ FILES = (
     pairs_parameters,
     pairs_clipping,
     pairs_graphs,
+    pairs_objectives,
 )
 ALL = {name: pair for file in FILES for name, pair in file.PAIRS.items()}
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

@@ -3,12 +3,20 @@
 import pytest
 import right_methods
 import right_models
+import right_objectives
 import right_parameters
 import right_terms
 import right_windows
 from runs import diagnose
 
-FILES = (right_windows, right_terms, right_methods, right_models, right_parameters)
+FILES = (
+    right_windows,
+    right_terms,
+    right_methods,
+    right_models,
+    right_parameters,
+    right_objectives,
+)
 ALL = {name: file.HEAD + loop for file in FILES for name, loop in file.LOOPS.items()}
 
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gradaccum.doctor.checks import (
+    rules_absent,
     rules_clipping,
     rules_gradients,
     rules_graphs,
     rules_hand,
     rules_lengths,
     rules_lost,
+    rules_objectives,
     rules_scaling,
     rules_schedules,
     rules_stepping,
@@ -34,6 +36,8 @@ RULES = (
     rules_stepping.saved_in_mid_window,
     rules_lost.rebound,
     *rules_lost.RULES,
+    *rules_objectives.RULES,
+    *rules_absent.RULES,
     *rules_clipping.RULES,
     *rules_graphs.RULES,
     *rules_zeroing.RULES,

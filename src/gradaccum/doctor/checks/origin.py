@@ -21,6 +21,7 @@ __all__ = [
     "leaves_inference",
     "made",
     "replaced",
+    "unrecorded",
 ]
 
 _CUTTING = {
@@ -154,7 +155,7 @@ def _called(call: ast.Call) -> str:
     return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
 
 
-def _unrecorded(place: Place) -> bool:
+def unrecorded(place: Place) -> bool:
     """Whether a line stands in a `with` that turns autograd off."""
     return any(
         isinstance(one, ast.With)
@@ -180,7 +181,7 @@ def cut(backward: Place | None) -> Place | None:
         for name, before in todo:
             for node, value in _assigned(scope, name, before)[:1]:
                 place = Place(backward.path, node.lineno, backward.function)
-                if _cuts(value) or _unrecorded(place):
+                if _cuts(value) or unrecorded(place):
                     return place
                 found += [(one, node.lineno) for one in sorted(flows(value))]
                 if isinstance(node, ast.AugAssign) or name in flows(value):
@@ -200,7 +201,7 @@ def cut_of(path: str, name: str) -> Place | None:
         scope, whole = _scope(place), statement(place)
         if scope is None or whole is None:
             continue
-        if _detached(whole, node) or _unrecorded(place):
+        if _detached(whole, node) or unrecorded(place):
             return place
         for kept in _targets(whole):
             for other in _inside(scope):
@@ -240,7 +241,7 @@ def leaves_inference(place: Place) -> bool:
         return False
     if isinstance(whole, ast.Return):
         return any(
-            not _unrecorded(call) and call.function != place.function
+            not unrecorded(call) and call.function != place.function
             for call in calls(place.path, place.function)
         )
     for name in _targets(whole):
@@ -249,7 +250,7 @@ def leaves_inference(place: Place) -> bool:
                 continue
             there = Place(place.path, node.lineno, place.function)
             if any(isinstance(a, ast.Name) and a.id == name for a in node.args):
-                if not _unrecorded(there):
+                if not unrecorded(there):
                     return True
     return False
 

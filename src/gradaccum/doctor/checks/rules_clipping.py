@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
+from gradaccum.doctor.checks.named import limit_is_scaled
 from gradaccum.doctor.checks.patterns import clips, hook_function, lines_that
 from gradaccum.doctor.checks.story import Window, place_of
 from gradaccum.doctor.trace.model import Event, Place
@@ -97,6 +98,8 @@ def clipped_scaled(context: Context) -> Iterator[Hit]:
                 if micros[-1].n < e.n and e.get("optimizer") in (window.optimizer, None)
             ]
             if clip is None or not freed or freed[0].n < clip.n:
+                continue
+            if limit_is_scaled(place_of(clip)):
                 continue
             scale = context.factor[scaled[-1]]
             yield from hit(
@@ -255,7 +258,7 @@ def used_up(context: Context) -> Iterator[Hit]:
     """GA407."""
     called = [e for e in context.trace.events if e.kind == "clip" and e.get("given") is not None]
     for event in called:
-        if event.get("given") != 0:
+        if event.get("given") != 0 or event.get("params"):
             continue
         same = [e for e in called if place_of(e) == place_of(event)]
         empty = sum(e.get("given") == 0 for e in same)

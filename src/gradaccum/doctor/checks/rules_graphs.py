@@ -80,7 +80,8 @@ def _older_graph(context: Context) -> Iterator[Hit]:
         ]
         if steps and before is not None:
             found.append((event, before, steps[-1]))
-    if len(found) >= 2:
+    refused = "modified by an inplace operation" in context.trace.error
+    if len(found) >= 2 or (found and refused and found[0][1].get("retain")):
         event, before, step = found[0]
         yield from hit(
             "GA502",
@@ -235,6 +236,34 @@ def synchronised(context: Context) -> Iterator[Hit]:
                 severity="error",
             )
             return
+
+
+def never_sent(context: Context) -> Iterator[Hit]:
+    """GA603: an update of which no gradient was exchanged, beside others of which some was."""
+    if any(e.kind == "write" and e.get("target") == "param" for e in context.trace.events):
+        return  # ranks may exchange their weights instead
+    for line, windows in context.lines():
+        sent = [
+            [_sends(w, e) for e in context.story.micros(w)] for w in windows if w.whole and w.fresh
+        ]
+        none = [one for one in sent if one and not any(one) and None not in one]
+        if not none or not any(True in one for one in sent) or exchanges(line):
+            continue
+        window = next(w for w in windows if not any(_sends(w, e) for e in context.story.micros(w)))
+        micros, entered = context.story.micros(window), window.of("no_sync")
+        if not micros or not entered:
+            continue
+        where = chosen(place_of(entered[-1])) or entered[-1]
+        yield from hit(
+            "GA603",
+            where,
+            f"all {len(micros)} micro-batches of an update run under `no_sync()`, though others "
+            "exchange their gradients: each rank steps with its own, and ranks drift apart "
+            f"({plural(len(none), 'update')} of {len(sent)} in what was looked at)",
+            (micros[-1], "the last backward of it sends nothing"),
+            (line, "the step"),
+        )
+        return
 
 
 def entered_late(context: Context) -> Iterator[Hit]:
@@ -405,6 +434,7 @@ RULES = (
     past_the_ranks,
     entered_late,
     synchronised,
+    never_sent,
     batchnorm,
     coupled,
     left_in_eval,

@@ -154,7 +154,9 @@ def _judge(context: Context, windows: list[Window], seen: _Lengths) -> list[Hit]
             ": what an epoch leaves over is added to the next epoch's first window, which is "
             f"{longest / every:.3g} times the mean",
         )
-    if short and full and sizes[0] < every and full + sizes.count(sizes[0]) >= len(sizes):
+    begun = full + sizes.count(sizes[0]) >= len(sizes)
+    begun = begun or (full >= 2 and sizes[0] < every and all(n <= every for n in sizes))
+    if short and full and sizes[0] < every and begun:
         context.settled.add(seen.line)
         return seen.hit("GA303", f": the first is {sizes[0]}/{every} of the mean")
     if short and full and longest == every:

@@ -267,6 +267,8 @@ def undefined_mean(context: Context) -> Iterator[Hit]:
         for number, event in enumerate(micros, 1):
             if len(micros) >= 2 and _of_nothing(context, event, micros):
                 found.append((number, len(micros), event))
+    if not found:
+        yield from _batch_of_nothing(context)
     spoilt = [one for one in found if _spoils(one[2])]
     if not found:
         return
@@ -282,6 +284,26 @@ def undefined_mean(context: Context) -> Iterator[Hit]:
         (event, "the backward of this loss"),
         severity="error",
     )
+
+
+def _batch_of_nothing(context: Context) -> list[Hit]:
+    """GA206: the same, of an update of one batch, where the source divides by a count."""
+    alone = [m[0] for w in context.story.windows if len(m := context.story.micros(w)) == 1]
+    for number, event in enumerate(alone):
+        before = [e for e in alone[:number] if place_of(e) == place_of(event)]
+        line = divided_by_count(place_of(event)) if before else None
+        if line is None or not _of_nothing(context, event, [*before, event]) or not _spoils(event):
+            continue
+        return hit(
+            "GA206",
+            line,
+            f"the loss of batch {number + 1} is not a number, after {len(before)} that were: "
+            "nothing of it counts, a sum divided by its count is 0/0, and the step makes the "
+            "weights NaN",
+            (event, "the backward of this loss"),
+            severity="error",
+        )
+    return []
 
 
 def _of_nothing(context: Context, event: Event, micros: list[Event]) -> bool:

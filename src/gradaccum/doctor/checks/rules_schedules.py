@@ -8,6 +8,8 @@ from itertools import pairwise
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
+from gradaccum.doctor.checks.named import counts_epochs
+from gradaccum.doctor.checks.source import same_loop
 from gradaccum.doctor.checks.story import place_of, usual
 from gradaccum.doctor.trace.model import Event
 
@@ -86,7 +88,9 @@ def planned_for_another_length(context: Context) -> Iterator[Hit]:
             yield from _rising_again(context, made, steps, total)
         if steps and context.trace.complete and not context.trace.error:
             found = list(_still_warming_up(context, made, steps))
-            yield from found or _in_microbatches(context, made, steps)
+            found = found or list(_in_microbatches(context, made, steps))
+            found = found or _in_epochs(context, made, steps)
+            yield from found or _stepped_by_epoch(context, made, steps)
 
 
 def _rising_again(context: Context, made: Event, steps: list[Event], total: int) -> list[Hit]:
@@ -129,6 +133,48 @@ def _in_microbatches(context: Context, made: Event, steps: list[Event]) -> Itera
         f"ends after {count:,} steps, {count / planned:.2f} of its way{rate}",
         (steps[-1], "the last step of the schedule"),
         (windows[-1].line, f"one update for {size} micro-batches"),
+    )
+
+
+def _in_epochs(context: Context, made: Event, steps: list[Event]) -> list[Hit]:
+    """A schedule whose length is told in epochs, and which steps with every batch of one."""
+    count, last = _made(context, steps), steps[-1].get("lr")
+    length = counts_epochs(place_of(made), place_of(steps[-1]), count)
+    updated = [e for e in context.steps if e.get("optimizer") == made.get("optimizer")]
+    beside = bool(updated) and same_loop(place_of(updated[-1]), place_of(steps[-1]))
+    if not length or not beside or count < 4 or len({place_of(e) for e in steps}) != 1:
+        return []
+    base = made.get("base")
+    rate = "" if last is None or not base else f": it ends at a rate of {last:.3g} of {base:.3g}"
+    return hit(
+        "GA312",
+        steps[0],
+        f"the schedule's length, `{length}`, counts epochs, and it steps with every batch, "
+        f"{count:,} times in all{rate}",
+        (made, "made for as many epochs"),
+        mend="Step it once an epoch, or multiply its length by the updates of an epoch.",
+    )
+
+
+def _stepped_by_epoch(context: Context, made: Event, steps: list[Event]) -> list[Hit]:
+    """A schedule as long as all updates, which steps more seldom."""
+    total, count = made.get("total"), _made(context, steps)
+    updates = next(
+        (o.steps for o in context.trace.optimizers if o.index == made.get("optimizer")), 0
+    )
+    if not total or total < 8 or made.get("kind") in ("LinearLR", "ConstantLR"):
+        return []
+    if total != updates or 2 * count > total:
+        return []
+    last = steps[-1].get("lr")
+    rate = "" if last is None else f", and the rate ends at {last:.3g}"
+    return hit(
+        "GA312",
+        steps[0],
+        f"the schedule is planned for all {total:,} updates, but is stepped {count:,} times: it "
+        f"ends after {count / total:.2f} of its way{rate}",
+        (made, f"planned for {total:,} steps"),
+        mend="Step it right after `optimizer.step()`, or plan it for the epochs.",
     )
 
 

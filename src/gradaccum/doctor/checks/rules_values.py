@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
+from gradaccum.doctor.checks.named import masked_mean
+from gradaccum.doctor.checks.origin import made
 from gradaccum.doctor.checks.patterns import divides_by_all, squares_gradient
 from gradaccum.doctor.checks.story import place_of
 from gradaccum.doctor.checks.weights import Series, close
@@ -117,4 +119,76 @@ def _slots(one: Series) -> tuple[float, float] | None:
     return found.pop() if len(found) == 1 else None
 
 
-RULES = (sparse_norm, other_masks, complex_norm, padding_counted)
+def mean_over_masked(context: Context) -> Iterator[Hit]:
+    """GA207, as a note: a mean over all slots of what a mask has set to zero."""
+    for window in context.story.windows:
+        for event in context.story.micros(window):
+            place = place_of(event)
+            masked = [
+                one
+                for one in context.story.readings_of(event)
+                if one.masked and one.reduction == "mean" and one.count and one.each
+            ]
+            line = masked_mean(place) if masked and place is not None else None
+            if line is None:
+                continue
+            one = masked[0]
+            share = one.count * abs(one.each) if one.count and one.each else 1.0
+            if share > 0.999:
+                continue
+            yield from hit(
+                "GA207",
+                line,
+                f"the mean is over all slots, of which {one.count:g} count: their mean weighs "
+                f"{share:.3g}, and another share where the padding differs",
+                (event, "the backward of this loss"),
+                severity="note",
+                mend="Divide by `mask.sum()` instead of taking the mean of all.",
+            )
+            return
+
+
+def tokens_and_batches(context: Context) -> Iterator[Hit]:
+    """GA202: sums divided by the count of the whole window, and by its micro-batches besides.
+
+    A constant may equal one window's count by chance: windows of different counts must tell.
+    """
+    for line, windows in context.lines():
+        told = [(w, t) for w, t in context.plain(windows) if context.one_line(w)]
+        totals = [_twice(terms[0]) if len(terms) == 1 else None for _, terms in told]
+        if None in totals or len(set(totals)) < 2:
+            continue
+        window = told[0][0]
+        size, micros = len(window.fresh), context.story.micros(window)
+        lines = made(place_of(micros[-1]))
+        yield from hit(
+            "GA202",
+            lines[0][0] if lines else micros[-1],
+            f"sums are divided by the {totals[0]:g} values of the whole window, and by its {size} "
+            f"micro-batches as well: the update is 1/{size} of the mean "
+            f"({plural(context.updates(windows), 'update')})",
+            (micros[-1], "the backward of this loss"),
+            (line, "the step"),
+            mend="Divide by the values of the window alone.",
+        )
+        return
+
+
+def _twice(one: Series) -> float | None:
+    """The count of a window whose sums are divided by it, and by the micro-batches besides."""
+    size, counts = len(one.terms), [count or 0.0 for count in one.counts]
+    if size < 2 or not one.known or one.terms[0].reduction != "sum" or size not in one.divisors:
+        return None
+    parts = zip(counts, one.weights, strict=True)
+    same = all(close(abs(weight) * sum(counts) * size, count) for count, weight in parts if count)
+    return sum(counts) if same and close(one.total, 1 / size) else None
+
+
+RULES = (
+    mean_over_masked,
+    tokens_and_batches,
+    sparse_norm,
+    other_masks,
+    complex_norm,
+    padding_counted,
+)
