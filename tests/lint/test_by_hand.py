@@ -340,6 +340,25 @@ for at in range(args.rounds):
     assert ("GA304" in found) is (name not in ANEW)
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_optimizer_without_gradients_only_shows_its_schedule(trained):
+    text = """
+net = nn.Linear(1, 1)
+for warmup in args.warmups:
+    opt = torch.optim.Adam(net.parameters(), lr=1.0)
+    plan = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: step / warmup)
+    rates = []
+    for x, y in loader:
+        rates.append(opt.param_groups[0]["lr"])
+        opt.zero_grad()
+        @
+        opt.step()
+        plan.step()
+"""
+    found = codes(text.replace("@", "F.mse_loss(net(x), y).backward()" if trained else "pass"))
+    assert ("GA304" in found) is trained
+
+
 def test_a_cached_property_is_made_once():
     text = """
 from functools import cached_property

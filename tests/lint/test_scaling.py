@@ -283,6 +283,28 @@ for i, (x, y) in enumerate(loader):
     "",
 )
 
+pair(
+    PAIRS,
+    "a rate that was divided before",
+    "GA201",
+    """
+net = nn.Linear(8, 2)
+rate = args.rate / args.batch / @
+opt = torch.optim.SGD(net.parameters(), lr=rate)
+batches = iter(loader)
+for turn in range(args.turns):
+    opt.zero_grad()
+    for part in range(args.every):
+        x, y = next(batches)
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+    opt.step()
+""",
+    "2",
+    "args.every",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

@@ -247,6 +247,32 @@ for epoch in range(args.epochs):
     " or i + 1 == len(loader)",
 )
 
+pair(
+    PAIRS,
+    "a loop that is left after whole windows only",
+    "GA302",
+    MODEL
+    + """
+def train():
+    seen = 0
+    for x, y in batches(loader):
+        loss = F.cross_entropy(net(x), y) / args.every
+        loss.backward()
+        seen += 1
+        if seen % args.every == 0:
+            opt.step()
+            opt.zero_grad()
+        if seen >= @ * args.updates:
+            return
+
+for epoch in range(args.epochs):
+    train()
+""",
+    "args.most",
+    "args.every",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

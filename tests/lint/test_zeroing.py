@@ -165,4 +165,24 @@ for real in loader:
     "second.zero_grad()",
 )
 
+pair(
+    PAIRS,
+    "zeroed before the first micro-batch of an epoch",
+    "GA102",
+    """
+def train(net, opt, loader):
+    for i, (x, y) in enumerate(loader):
+        if @:
+            opt.zero_grad()
+        loss = F.cross_entropy(net(x), y) / args.every
+        loss.backward()
+        if (i + 1) % args.every == 0:
+            opt.step()
+            opt.zero_grad()
+""",
+    "i >= 0",
+    "i == 0",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

@@ -10,7 +10,7 @@ from gradaccum.lint.facts import Facts, View, Window, common_loop, owned, tensor
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.arithmetic import INSIDE, OWN
 from gradaccum.lint.walk.trace import Event
-from gradaccum.lint.walk.values import Divisor, Tensor
+from gradaccum.lint.walk.values import Divisor, Tensor, Thing
 
 __all__ = ["GLOBAL", "RULES"]
 
@@ -26,7 +26,7 @@ def not_divided(facts: Facts, view: View) -> Iterator[Hit]:
     trace = facts.trace
     if trace.scaled_keys & trace.window_keys:
         return
-    if any(_COMPUTED.search(key) for key in trace.window_keys) or _rate_divided(view):
+    if any(_COMPUTED.search(key) for key in trace.window_keys) or _rate_divided(facts, view):
         return
     for window in view.windows:
         usual = view.usual(window.step)
@@ -85,8 +85,16 @@ def _written(loss: Tensor) -> list[Divisor]:
     return [item for item in loss.divisors if item.key != INSIDE]
 
 
-def _rate_divided(view: View) -> bool:
-    """Whether the learning rate was divided by a setting: by the batch, where losses are sums."""
+def _rate_divided(facts: Facts, view: View) -> bool:
+    """Whether the learning rate was divided by a setting: by the batch, where losses are sums.
+
+    Where it was worked out before, by the window itself: other quotients are no rate per batch.
+    """
+    worked_out = view.optimizer.kwargs.get("lr")
+    if isinstance(worked_out, Thing) and any(
+        f" Div {key})" in worked_out.key for key in facts.trace.window_keys
+    ):
+        return True
     made = view.optimizer.node
     rates = (
         [part.value for part in made.keywords if part.arg == "lr"]

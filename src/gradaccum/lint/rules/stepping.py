@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, counted, is_model_root
 from gradaccum.lint.rules.hits import Hit, hit
+from gradaccum.lint.walk.multiples import leaves_whole
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Num, Thing, Value
 
@@ -47,6 +48,8 @@ def tail(facts: Facts, view: View) -> Iterator[Hit]:
     usual = view.usual()
     if usual and any(number % usual == 0 for number in facts.trace.multiples):
         return  # all windows are whole
+    if any(leaves_whole(loop.node) for window in view.windows for loop in window.step.loops):
+        return
     if not all(certain(view, facts, event) for window in view.windows for event in window.fresh):
         return
     yield from _tail_wiped(view)
@@ -84,7 +87,7 @@ def _after_loop(mark: Event, zero: Event) -> bool:
         return True
     at = len(mark.loops) - 1
     return (
-        at > 0
+        at >= 0
         and mark.loops[at].node is zero.loops[at].node
         and (mark.loops[at].entry != zero.loops[at].entry)
     )

@@ -39,6 +39,8 @@ def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:
         return
     if made and _begins_anew(facts, optimizer):
         return
+    if not _sees_gradients(facts, optimizer):
+        return  # a plot of the schedule, say
     if twins and made and view.windows and view.windows[0].step.loops:
         yield hit(
             "GA304",
@@ -46,6 +48,15 @@ def rebuilt(facts: Facts, view: View) -> Iterator[Hit]:
             "the optimizer is built anew in every iteration, so its moments start from zero",
             (view.windows[0].step, "it steps here"),
         )
+
+
+def _sees_gradients(facts: Facts, optimizer: Thing) -> bool:
+    """Whether anything fills gradients from the first one of these to the last step of one."""
+    events = facts.trace.events
+    own = [at for at, event in enumerate(events) if event.thing is not None
+           and event.thing.node is optimizer.node and event.thing.kind == "optimizer"]  # fmt: skip
+    fills = ("backward", "set_grad", "autograd_grad", "escape")
+    return any(event.kind in fills for event in events[own[0] : own[-1]]) if own else True
 
 
 def _begins_anew(facts: Facts, optimizer: Thing) -> bool:

@@ -125,7 +125,7 @@ def _next_epoch(mark: Event, zero: Event) -> bool:
     """Whether the loop of a pass was over before the zeroing came: GA302 says it better."""
     at = len(mark.loops) - 1
     return (
-        at > 0
+        at >= 0
         and len(zero.loops) > at
         and (
             mark.loops[at].node is zero.loops[at].node

@@ -10,7 +10,7 @@ from gradaccum.lint.walk.values import Num, Thing, Value
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
 
-__all__ = ["divides_evenly", "is_whole", "rest", "symbols"]
+__all__ = ["divides_evenly", "is_whole", "leaves_whole", "rest", "symbols"]
 
 
 def symbols(value: Value, depth: int = 0) -> set[str]:
@@ -47,6 +47,38 @@ def is_whole(node: ast.BinOp) -> bool:
             and ast.dump(left.right) == ast.dump(node.right)
         )
     return bool(known)
+
+
+def leaves_whole(loop: ast.AST) -> bool:
+    """Whether a loop is left where its counter of windows, `n % a`, has reached `a * b`.
+
+    However many batches there are, the last window is then as long as all others.
+    """
+    known = loop.__dict__.get("_leaves_whole")
+    if known is None:
+        parts = list(ast.walk(loop))
+        counted = {
+            (ast.dump(part.left), ast.dump(part.right))
+            for part in parts
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
+        }
+        known = loop.__dict__["_leaves_whole"] = any(
+            pair in counted
+            for part in parts
+            if isinstance(part, ast.If) and isinstance(part.body[-1], (ast.Break, ast.Return))
+            for pair in _reached(part.test)
+        )
+    return bool(known)
+
+
+def _reached(test: ast.expr) -> list[tuple[str, str]]:
+    """Of `n >= a * b`: that `n` has come to a multiple of `a`, and of `b`."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.GtE, ast.Eq)):
+        return []
+    limit = test.comparators[0]
+    if not isinstance(limit, ast.BinOp) or not isinstance(limit.op, ast.Mult):
+        return []
+    return [(ast.dump(test.left), ast.dump(side)) for side in (limit.left, limit.right)]
 
 
 def rest(test: ast.expr, none: bool) -> ast.BinOp | None:
