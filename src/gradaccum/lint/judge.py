@@ -9,6 +9,7 @@ from gradaccum.lint.rules import (
     gradients,
     graph,
     lengths,
+    ranks,
     scaling,
     stepping,
     taken,
@@ -22,7 +23,7 @@ __all__ = ["judge"]
 
 PER_VIEW = (
     *zeroing.RULES, *scaling.RULES, *stepping.RULES, *taken.RULES, *clipping.RULES,
-    *graph.RULES, *lengths.RULES,
+    *ranks.RULES, *lengths.RULES,
 )  # fmt: skip
 PER_WALK = (
     zeroing.overwritten,
@@ -30,6 +31,7 @@ PER_WALK = (
     *stepping.GLOBAL,
     *taken.GLOBAL,
     *graph.GLOBAL,
+    *ranks.GLOBAL,
     *gradients.GLOBAL,
     *lengths.GLOBAL,
 )
