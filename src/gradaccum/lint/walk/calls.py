@@ -12,6 +12,7 @@ from gradaccum.lint.walk.arithmetic import INSIDE, asked, merged
 from gradaccum.lint.walk.attributes import attribute
 from gradaccum.lint.walk.classes import base_kind, divides, find_method
 from gradaccum.lint.walk.contents import models_of
+from gradaccum.lint.walk.escapes import escapes
 from gradaccum.lint.walk.evaluate import evaluate, text
 from gradaccum.lint.walk.lightning import configured
 from gradaccum.lint.walk.loops import LENGTH
@@ -236,7 +237,7 @@ def apply(
         given = args[0] if args else None
         wraps = isinstance(given, Thing) and given.kind in library.ITERABLES
         if made and not wraps and isinstance(node.func, ast.Attribute) and walker.loops:
-            effects.escapes(walker, node, values)
+            escapes(walker, node, values)
             return effects.forward(walker, node, target, tensors(values))
     return unknown_call(walker, node, target, args, kwargs)
 
@@ -353,7 +354,7 @@ def unknown_call(
         _drive(walker, values)
     if _clips(walker, node, target, values):
         return Thing("unknown", f"clip@{node.lineno}", True)
-    effects.escapes(walker, node, values)
+    escapes(walker, node, values)
     if args and isinstance(args[0], Thing) and args[0].kind in library.ITERABLES:
         return Thing("wrapped", text(node.func), args=(args[0],))
     parts = tensors(values)

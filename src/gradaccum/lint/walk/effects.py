@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gradaccum.lint.walk import by_hand
 from gradaccum.lint.walk.arithmetic import divided, merged
 from gradaccum.lint.walk.contents import is_low, models_of, opaque, sums
+from gradaccum.lint.walk.escapes import escapes
 from gradaccum.lint.walk.evaluate import text
 from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
@@ -23,14 +24,11 @@ __all__ = [
     "alias",
     "backward",
     "enter",
-    "escapes",
     "forward",
     "leaf",
 ]
 
 Handler = Callable[["Walker", ast.Call, Thing, list[Value], dict[str, Value]], Value]
-
-_OWNED = frozenset({"optimizer", "model", "scaler", "params"})
 
 PLAIN = frozenset(
     {
@@ -51,15 +49,6 @@ OF_OPTIMIZER = frozenset(
     }
 )  # fmt: skip
 """Methods of an optimizer that leave gradients alone; those that do not are in METHODS."""
-
-_HARMLESS = frozenset(
-    {
-        "append", "clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "eval", "id",
-        "isinstance", "len", "load_state_dict", "print", "save", "state_dict", "str", "train",
-        "type", "update", "update_parameters", "prepare", "add_scalar", "log", "log_dict", "info",
-        "toggle_optimizer", "untoggle_optimizer",
-    }
-)  # fmt: skip
 
 
 def leaf(thing: Thing) -> Tensor:
@@ -483,26 +472,3 @@ def enter(walker: Walker, value: Value, node: ast.AST) -> Value:
         loss = _as_loss(value.args[0])
         return loss.but(flags=loss.flags | {"apex"})
     return value
-
-
-def escapes(walker: Walker, node: ast.Call, values: list[Value]) -> None:
-    """Note what unknown code was given: it may step, zero or run backward with it."""
-    if (
-        not walker.loops
-        or (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) in _HARMLESS
-    ):
-        return
-    for value in values:
-        parts = value.items[:16] if isinstance(value, Seq) else [value]
-        for part in parts:
-            if isinstance(part, Thing):
-                if part.kind in _OWNED or (
-                    part.kind == "unknown" and not part.varies and part.uses
-                ):
-                    walker.note("escape", node, part)
-                elif part.kind == "instance":
-                    for held in list(part.attrs.values()):
-                        if isinstance(held, Thing) and held.kind in _OWNED:
-                            walker.note("escape", node, held)
-            elif isinstance(part, Tensor) and part.graph and part.forwards:
-                walker.note("escape", node, None, part)
