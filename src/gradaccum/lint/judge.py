@@ -6,9 +6,12 @@ from gradaccum.lint.facts import Facts, facts_of
 from gradaccum.lint.files.program import Module, Program
 from gradaccum.lint.rules import (
     clipping,
+    declared,
     gradients,
     graph,
     lengths,
+    modules,
+    piling,
     ranks,
     scaling,
     stepping,
@@ -22,8 +25,8 @@ from gradaccum.lint.survey import Survey, survey
 __all__ = ["judge"]
 
 PER_VIEW = (
-    *zeroing.RULES, *scaling.RULES, *stepping.RULES, *taken.RULES, *clipping.RULES,
-    *ranks.RULES, *lengths.RULES,
+    *piling.RULES, *zeroing.RULES, *scaling.RULES, *stepping.RULES, *taken.RULES, *clipping.RULES,
+    *ranks.RULES, *lengths.RULES, *declared.RULES,
 )  # fmt: skip
 PER_WALK = (
     zeroing.overwritten,
@@ -34,6 +37,7 @@ PER_WALK = (
     *ranks.GLOBAL,
     *gradients.GLOBAL,
     *lengths.GLOBAL,
+    *modules.GLOBAL,
 )
 
 

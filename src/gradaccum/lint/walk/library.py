@@ -87,6 +87,10 @@ def external_call(
         walker.note("autograd_grad", node, None, merged(parts, node) if parts else None)
         if kwargs.get("create_graph") is True and parts:
             return merged(parts, node)
+        by = args[1] if len(args) > 1 else kwargs.get("inputs")
+        input_ = isinstance(by, Tensor) or (isinstance(by, Thing) and "asks_grad" in by.uses)
+        if input_ and "create_graph" not in kwargs:
+            return Tensor(flags=frozenset(("ungraphed",)), graph=False, made=node)
         return opaque(walker, node)
     return _construct(walker, node, dotted, name, args, kwargs)
 
@@ -201,6 +205,8 @@ def _construct(
             return Thing("leaf", f"Parameter@{node.lineno}", node=node, depth=depth)
         if name.endswith("Loss"):
             uses = {"sum"} if kwargs.get("reduction") in ("sum", "none") else set()
+            if name in ("CrossEntropyLoss", "NLLLoss") and (args or "weight" in kwargs):
+                uses.add("class_weights")
             return Thing("loss_fn", name, node=node, uses=uses)
         parts = models_of(values)
         uses = {"sparse"} if kwargs.get("sparse") is True else set()
@@ -259,6 +265,9 @@ def _schedules(
                 value.uses.add("scheduled")
         return made
     first = args[0] if args else kwargs.get("params", kwargs.get("parameters"))
+    if name == "AveragedModel":
+        return Thing("model", f"{name}@{node.lineno}", node=node, depth=depth, args=tuple(args),
+                     kwargs=kwargs)  # fmt: skip
     named = name[:1].isupper() and (".optim." in f".{lower}" or bool(_OPTIMIZERS.search(name)))
     if named or (has_params(first) and name[:1].isupper() and not dotted.startswith("torch.nn")):
         models = models_of([*args, *kwargs.values()])
