@@ -27,6 +27,8 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             continue
         if event.kind == "store" and ("kept" not in event.flags or _emptied(facts, event)):
             continue
+        if any("isinstance(" in key for key in event.unsure):
+            continue  # what is no tensor is added as it is
         own = [
             mark
             for mark in losses

@@ -208,7 +208,7 @@ def _takes_no_tensor(node: ast.Call, loop: ast.For) -> bool:
         ),
         None,
     )
-    return statement is not None and not used & made and not node.keywords
+    return statement is not None and not used & made
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -197,6 +197,8 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
     assert isinstance(tensor, Tensor)
     other = number(walker, other)
     tensor = tensor.but(made=node)
+    if not tensor.graph and isinstance(other, Thing) and other.kind == "unknown":
+        tensor = tensor.but(flags=tensor.flags | {"opaque"})  # the other may well have a graph
     if isinstance(op, ast.Div):
         if tensor.forwards and tensor.forwards <= walker.spent and isinstance(other, Num):
             walker.note("divided_late", node, None, divided(tensor, other))

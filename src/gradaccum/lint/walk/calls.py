@@ -130,7 +130,7 @@ def _method(
             ):
                 method.owner = receiver
                 result = _enter(walker, method, args, kwargs)
-                if receiver.kind == "model" and isinstance(result, Thing):
+                if receiver.kind == "model" and _may_be_output(result):
                     return effects.forward(walker, node, receiver, tensors([*args, result]), result)
                 return result
         if receiver.kind == "leaf" and name not in effects.OF_LEAF:
@@ -160,6 +160,11 @@ def _entries(walker: Walker, mapping: Thing, name: str) -> Seq:
     if name == "values":
         return Seq([value for _, value in pairs], len(walker.loops))
     return Seq([Seq([key, value]) for key, value in pairs], len(walker.loops))
+
+
+def _may_be_output(result: Value) -> bool:
+    """Whether what a method of a model returns may come of its parameters."""
+    return isinstance(result, Thing) and result.kind not in ("optimizer", "scheduler", "scaler")
 
 
 _UPDATES = frozenset({"step", "zero_grad", "backward"})

@@ -164,6 +164,11 @@ def _backward(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value]
     if receiver.kind == "leaf":
         backward(walker, node, leaf(receiver), None, kwargs)
         return None
+    told = [*args, kwargs.get("optimizer")]
+    if any(isinstance(one, Thing) and one.kind == "optimizer" for one in told):
+        # a booster's, of ColossalAI: it differentiates, and leaves the window to the loop
+        backward(walker, node, _as_loss(kwargs.get("loss", args[0] if args else None)), None, {})
+        return None
     if not args or (receiver.kind in ("unknown", "grad") and not isinstance(args[0], (Tensor, Seq))
                     and not receiver.uses & {"step", "accumulate", "called", "prepare"}
                     and "gradient" not in kwargs and _looks_like_tensor(args[0])):  # fmt: skip

@@ -35,6 +35,9 @@ _OPTIMIZERS = re.compile(
     re.IGNORECASE,
 )
 """Classes of optimizers that other libraries have, by how they are called."""
+_TESTS = frozenset({"isnan", "isinf", "isfinite", "argmax", "argmin", "eq", "ne", "gt", "lt", "ge",
+                    "le", "sign", "zeros_like", "ones_like", "rand_like", "randn_like"})  # fmt: skip
+"""Functions of tensors whose results have no graph."""
 _ROUND = {"max": max, "min": min}
 _FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
                     "nn.Parameter", "zeros_like", "ones_like"})  # fmt: skip
@@ -296,6 +299,9 @@ def _anything(
         if not parts:
             return opaque(walker, node)
         made = merged(parts, node)
+        if name in _TESTS:
+            return made.but(graph=False, forwards=frozenset(), models=frozenset(), made=node,
+                            flags=made.flags | {"detached"})  # fmt: skip
         flags = made.flags - {"sum"}
         if name == "sum" or kwargs.get("reduction") in ("sum", "none"):
             flags |= {"sum"}
