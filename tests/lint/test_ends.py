@@ -61,7 +61,9 @@ for epoch in range(args.epochs):
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 
-@pytest.mark.parametrize("end", ["done == total", "done + 1 == total", "total == done"])
+@pytest.mark.parametrize(
+    "end", ["done == total", "done + 1 == total", "total == done", "done >= total"]
+)
 def test_an_end_is_believed_to_flush(end):
     assert codes(loop(end=end)) <= {"GA204"}  # a short last window is divided by the full one
 

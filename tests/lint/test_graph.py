@@ -162,4 +162,45 @@ for epoch in range(3):
 pair(PAIRS, "a class that says what train() does", "GA703", MODES.replace("{name}", "@"),
      "keep", "train")  # fmt: skip
 
+ADDED = (
+    MODEL
+    + """
+total, bad = 0.0, 0.0
+for x, y in loader:
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    opt.step()
+    opt.zero_grad()
+    @
+"""
+)
+pair(PAIRS, "what tells whether a loss is finite has no graph", "GA501", ADDED, "bad += loss",
+     "bad += torch.isnan(loss).float()")  # fmt: skip
+pair(PAIRS, "what may be a number already", "GA501", ADDED, "total += loss",
+     "if isinstance(loss, float):\n        total += loss")  # fmt: skip
+
+RATE = """
+class Agent:
+    def __init__(self):
+        self.log_rate = torch.tensor(0.1)
+        self.log_rate.requires_grad = True
+        self.net = nn.Linear(8, 2)
+        self.opt = torch.optim.Adam([self.log_rate])
+
+    rate = property(lambda self: self.log_rate.exp())
+
+    def turn(self, x):
+        entropy = self.net(x).log_softmax(-1)
+        loss = (@ * (-entropy - 1).detach()).mean()
+        self.opt.zero_grad()
+        loss.backward()
+        self.opt.step()
+
+agent = Agent()
+for x, y in loader:
+    agent.turn(x)
+"""
+pair(PAIRS, "a detached loss, weighed by what has a graph", "GA503",
+     RATE, "2", "self.rate")  # fmt: skip
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

@@ -124,6 +124,37 @@ CASES: dict[str, tuple[str, Files, tuple[str, str, str]]] = {
         },
         ("tools.py", "    if half:", "    if net:"),
     ),
+    "a loop that a file without one calls": (
+        "GA601",
+        {
+            "train.py": HEAD
+            + "from tools import epoch\nimport torch.multiprocessing as mp\n"
+            + "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+            + "def work(rank, args):\n    net = nn.Linear(8, 2)\n    net = DDP(net)\n"
+            + "    opt = torch.optim.AdamW(net.parameters(), lr=1e-3)\n"
+            + "    for number in range(args.epochs):\n        epoch(net, opt, args)\n"
+            + "mp.spawn(work, args=(args,), nprocs=2)\n",
+            "tools.py": "from torch import nn\nfrom data import loader\n\n"
+            "def epoch(net, opt, args):\n    pass\n" + LOOP.replace("\n", "\n    ") + "\n",
+        },
+        ("train.py", "    net = DDP(net)\n", "\n"),
+    ),
+    "an optimizer that the model's own method makes": (
+        "GA302",
+        {
+            "train.py": HEAD
+            + "from tools import Net\nnet = Net()\nopt = net.configure_optimizers(1e-3)\n"
+            + "for epoch in range(args.epochs):"
+            + LOOP.replace("\n", "\n    "),
+            "tools.py": "import torch\nfrom torch import nn\n\nclass Net(nn.Module):\n"
+            "    def forward(self, x):\n        return x\n\n"
+            "    def configure_optimizers(self, rate):\n"
+            "        decay = [p for p in self.parameters() if p.dim() > 1]\n"
+            "        groups = [{'params': decay, 'weight_decay': rate}]\n"
+            "        return torch.optim.AdamW(groups, lr=rate)\n",
+        },
+        ("train.py", "% args.every == 0:", "% args.every == 0 or i + 1 == len(loader):"),
+    ),
     "evaluated by a helper": (
         "GA703",
         {
@@ -161,6 +192,18 @@ def test_the_command_follows_into_files_without_a_loop(name):
     code, files, _ = CASES[name]
     sources = [Source(path, text.encode()) for path, text in files.items()]
     assert code in {item.code for item in lint(sources, load([], []), 1).findings}
+
+
+DRIVER = "a loop that a file without one calls"
+
+
+def test_the_command_walks_from_a_file_that_only_wraps_and_calls():
+    _, files, (path, bad, good) = CASES[DRIVER]
+    right = {**files, path: files[path].replace(bad, good)}
+    for given, wanted in ((files, True), (right, False)):
+        sources = [Source(path, text.encode()) for path, text in given.items()]
+        found = {item.code for item in lint(sources, load([], []), 1).findings}
+        assert ("GA601" in found) is wanted
 
 
 def test_what_one_file_opened_changes_nothing_for_another():

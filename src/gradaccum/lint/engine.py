@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from gradaccum.faults import CATALOGUE
 from gradaccum.lint.collector import paused
 from gradaccum.lint.files.program import Module, Program, parse, parse_older
+from gradaccum.lint.files.slicing import slice_module
 from gradaccum.lint.files.sources import Source
 from gradaccum.lint.rules.hits import Hit
 from gradaccum.lint.settings import INTERNAL, SYNTAX, Settings, silenced
@@ -22,7 +23,8 @@ __all__ = ["Result", "lint", "lint_source"]
 _MAYBE = re.compile(rb"backward|\.\s*step\b|zero_grad|\.grad\b")
 """A file without any of these cannot hold a training loop."""
 _HELPS = re.compile(rb"DataParallel|\bDDP\b|no_sync|[Oo]ptim|\.\s*eval\b")
-"""What a file without a loop may make of a model that is trained elsewhere."""
+"""What a file without a loop may make of a model that is trained elsewhere: it is walked as well,
+if it calls the loop in another given file."""
 _PARALLEL = 12
 """Training files from which on more processes pay for their start."""
 
@@ -119,10 +121,11 @@ def _lint_source(
         for line, column, reason in source.broken
     ]
     try:
-        if _MAYBE.search(source.data):
+        if _MAYBE.search(source.data) or _HELPS.search(source.data):
             module, hits = _parsed(program, source)
             program.add(module)
-            hits = [*hits, *_deep(program, module)]
+            if _MAYBE.search(source.data) or slice_module(module, program).foreign:
+                hits = [*hits, *_deep(program, module)]
         elif source.data.strip():
             parse(source.data, source.path)
     except (SyntaxError, ValueError) as error:

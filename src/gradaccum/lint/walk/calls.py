@@ -144,6 +144,8 @@ def _method(
             return handler(walker, node, receiver, args, kwargs)
         if receiver.kind == "optimizer" and name not in effects.OF_OPTIMIZER and walker.loops:
             walker.note("escape", node, receiver)  # a method that we do not see
+        if receiver.kind == "unknown" and name not in effects.OF_OPTIMIZER and walker.loops:
+            receiver.attrs["__unseen__"] = True
         if receiver.kind == "model" and name not in effects.PLAIN:
             return effects.forward(walker, node, receiver, tensors([*args, *kwargs.values()]))
     return unknown_call(walker, node, receiver, args, kwargs)
@@ -411,6 +413,9 @@ def unknown_call(
     if not isinstance(node.func, ast.Attribute) and isinstance(target, Thing):
         if target.kind == "unknown" and (walker.loops or parts):
             return effects.forward(walker, node, target, parts)
+    if not parts and callers and any(_are_parameters(value) for value in values):
+        return Thing("unknown", f"{text(node.func)}()@{node.lineno}", node=node, models=callers,
+                     depth=len(walker.loops), args=tuple(args))  # fmt: skip
     if parts or callers:
         made = merged(parts, node) if parts else Tensor(made=node)
         flags = made.flags - {"detached", "item", "sum"}
@@ -419,6 +424,11 @@ def unknown_call(
         return made.but(models=made.models | callers, graph=not quiet, forwards=forwards,
                        flags=flags | ({"blind"} if quiet else set()))  # fmt: skip
     return _opaque(walker, node, values)
+
+
+def _are_parameters(value: Value) -> bool:
+    """Whether a value is what only an optimizer is made of."""
+    return isinstance(value, Thing) and value.kind == "params"
 
 
 _SETTLED = re.compile(

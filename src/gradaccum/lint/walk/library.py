@@ -36,7 +36,7 @@ _OPTIMIZERS = re.compile(
 )
 """Classes of optimizers that other libraries have, by how they are called."""
 _TESTS = frozenset({"isnan", "isinf", "isfinite", "argmax", "argmin", "eq", "ne", "gt", "lt", "ge",
-                    "le", "sign", "zeros_like", "ones_like", "rand_like", "randn_like"})  # fmt: skip
+                    "le", "sign", "zeros_like", "ones_like", "randn_like"})  # fmt: skip
 """Functions of tensors whose results have no graph."""
 _ROUND = {"max": max, "min": min}
 _FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
@@ -83,6 +83,14 @@ def external_call(
     if dotted.endswith("autograd.backward") and args:
         effects.backward(walker, node, effects._as_loss(args[0]), None, kwargs)
         return None
+    if name in ("spawn", "Process") and "multiprocessing" in dotted:
+        target = args[0] if name == "spawn" and args else kwargs.get("target", kwargs.get("fn"))
+        given = kwargs.get("args", args[1] if len(args) > 1 else None)
+        if isinstance(target, Func) and not walker.loops:
+            rank: list[Value] = [Thing("unknown", "rank")] if name == "spawn" else []
+            items = given.items if isinstance(given, Seq) and not given.open else []
+            walker.function(target, [*rank, *items], {})
+        return opaque(walker, node)
     if name == "checkpoint" and args and ("checkpoint.checkpoint" in dotted or "utils" in dotted):
         return _checkpoint(walker, node, args, kwargs)
     if dotted.endswith("autograd.grad"):
@@ -195,6 +203,8 @@ def _construct(
         return made
     if name in _WRAPPERS or ("ddp" in lower.split(".")[-1] and args):
         model = args[0] if args else kwargs.get("module")
+        if isinstance(model, Tensor):
+            model = effects.alias(walker, model)  # what made it was taken for a forward pass
         if isinstance(model, Thing):
             if model.kind == "unknown":
                 model.kind = "model"
