@@ -127,6 +127,41 @@ for x, y in loader:
     "before",
 )
 
+pair(
+    PAIRS,
+    "a model's own method that evaluates it",
+    "GA703",
+    """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 2)
+        self.opt = torch.optim.AdamW(self.head.parameters())
+
+    def forward(self, x):
+        return self.head(x)
+
+    def predict(self, x):
+        self.eval()
+        with torch.no_grad():
+            return files(self(x))
+
+    def fit(self, epochs):
+        self.train()
+        for epoch in range(epochs):
+            for x, y in loader:
+                loss = F.cross_entropy(self(x), y)
+                loss.backward()
+                self.opt.step()
+                self.opt.zero_grad()
+            @
+
+Net().fit(args.epochs)
+""",
+    "shown = self.predict(x)",
+    "shown = self.predict(x); self.train()",
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

@@ -282,7 +282,7 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
             continue
         if event.kind == "mode":
             mode[thing] = event
-        elif event.kind == "forward" and not event.flags & {"no_grad", "inference_mode"}:
+        elif event.kind == "forward" and not event.flags & {"no_grad", "inference_mode", "method"}:
             last = mode.get(thing)
             if last is None or "eval" not in last.flags:
                 trained.add(thing)

@@ -71,8 +71,10 @@ def forward(
     quiet = walker.quiet()
     made = merged(parts, node) if parts else Tensor(made=node)
     own = frozenset((walker.tick(),))
-    past = "ddp" in model.uses and _past(node)
-    walker.note("forward", node, model, Tensor(forwards=own), *(["past_ddp"] if past else []))
+    marks = ["past_ddp"] if "ddp" in model.uses and _past(node) else []
+    if result is not None:
+        marks.append("method")  # one that was walked: what it calls was noted there
+    walker.note("forward", node, model, Tensor(forwards=own), *marks)
     model.uses.add("called")
     flags = made.flags - {"detached", "item", "sum", "leaf", "cat", "unsynced", "blind"}
     if quiet:
