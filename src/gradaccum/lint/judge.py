@@ -9,8 +9,10 @@ from gradaccum.lint.rules import (
     gradients,
     graph,
     lengths,
+    logs,
     ranks,
     scaling,
+    schedules,
     stepping,
     taken,
     zeroing,
@@ -23,7 +25,7 @@ __all__ = ["judge"]
 
 PER_VIEW = (
     *zeroing.RULES, *scaling.RULES, *stepping.RULES, *taken.RULES, *clipping.RULES,
-    *ranks.RULES, *lengths.RULES,
+    *ranks.RULES, *lengths.RULES, *schedules.RULES,
 )  # fmt: skip
 PER_WALK = (
     zeroing.overwritten,
@@ -34,6 +36,8 @@ PER_WALK = (
     *ranks.GLOBAL,
     *gradients.GLOBAL,
     *lengths.GLOBAL,
+    *logs.GLOBAL,
+    *schedules.GLOBAL,
 )
 
 

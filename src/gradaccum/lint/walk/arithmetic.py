@@ -84,6 +84,8 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
                 tags |= {"floor"}
             if isinstance(op, ast.FloorDiv) and left.varies and right.tags:
                 tags |= {"#windows"}
+            if left.tags and isinstance(op, (ast.FloorDiv, ast.Div)):
+                tags |= {f"/{tag}" for tag in right.tags or (repr(right.value),)}
             return Num(value, tags, left.varies or right.varies)
     if isinstance(left, Seq) and isinstance(right, Seq) and isinstance(op, ast.Add):
         return Seq([*left.items, *right.items], left.depth, left.open or right.open)
@@ -102,6 +104,10 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
     )
     if isinstance(op, ast.Mult):
         made.uses.add("times")
+    elif isinstance(op, (ast.Div, ast.FloorDiv)):
+        made.uses.add("over")
+    elif isinstance(op, (ast.Add, ast.Sub)):
+        made.uses.add("plus")
     if isinstance(op, (ast.Div, ast.Mult)) and isinstance(left, Thing):
         made.uses.add("divided")  # whatever it is: as a loss, it is no longer the undivided one
     if _of_grad(left) or _of_grad(right):

@@ -16,6 +16,7 @@ from gradaccum.lint.walk.escapes import escapes
 from gradaccum.lint.walk.evaluate import evaluate, text
 from gradaccum.lint.walk.lightning import configured
 from gradaccum.lint.walk.loops import LENGTH
+from gradaccum.lint.walk.sizes import called, sized
 from gradaccum.lint.walk.tensor_methods import tensor_method
 from gradaccum.lint.walk.trace import Frame
 from gradaccum.lint.walk.values import Class, Divisor, Env, Func, Seq, Tensor, Thing, Value
@@ -113,6 +114,12 @@ def _method(
             return tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
         if receiver.kind == "dict" and name in ("values", "items") and _spelled_out(receiver):
             return _entries(walker, receiver, name)
+        if receiver.kind == "unknown" and "__len__" in receiver.attrs:
+            count = called(receiver, name, args)
+            if count is not None:
+                whole = Thing("unknown", f"{text(node.func)}()@{node.lineno}", bool(walker.loops),
+                              node=node, depth=len(walker.loops))  # fmt: skip
+                return sized(whole, count)
         if name in _OF_LIGHTNING and not args:
             return configured(walker, receiver, _OF_LIGHTNING[name])
         handler = effects.METHODS.get(name)
@@ -250,6 +257,7 @@ def instantiate(
     made = Thing(kind, home.node.name, node=node, depth=len(walker.loops), args=tuple(args),
                  kwargs=dict(kwargs))  # fmt: skip
     made.attrs["__class__"] = home
+    walker.trace.made_in[id(node)] = walker.paths[-1]
     made.models = models_of([*args, *kwargs.values()])
     method = find_method(walker, home, "__init__")
     if method is not None:

@@ -225,8 +225,14 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
         walker.note("step", node, receiver, None, "closure")
     elif not _idle(walker, receiver):
         told = args or set(kwargs) - {"closure", "optimizer"}
+        marks = ["args"] if told else []
+        given = args[0] if args else kwargs.get("metrics")
+        if (isinstance(given, Tensor) and given.forwards) or (
+            isinstance(given, Thing) and "__loss__" in given.attrs
+        ):
+            marks.append("loss")
         by_hand.run_hooks(walker, node, receiver, True)
-        walker.note("step", node, receiver, None, *(["args"] if told else []))
+        walker.note("step", node, receiver, None, *marks)
         by_hand.run_hooks(walker, node, receiver, False)
     return None
 
@@ -320,7 +326,8 @@ def _no_sync(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
 
 def _prepare(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
              kwargs: dict[str, Value]) -> Value:  # fmt: skip
-    for value in args:
+    lists = [value.items if isinstance(value, Seq) else [value] for value in args]
+    for value in [part for parts in lists for part in parts]:
         if isinstance(value, Thing):
             value.uses.add("prepared")
             if ".setup" in text(node):

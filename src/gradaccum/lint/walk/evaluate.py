@@ -199,7 +199,7 @@ def _sequence(walker: Walker, env: Env, node: ast.Tuple | ast.List | ast.Set) ->
                 open_ = True
         else:
             items.append(evaluate(walker, env, item))
-    return Seq(items, len(walker.loops), open_)
+    return Seq(items, len(walker.loops), open_, text(node))
 
 
 def _dict(walker: Walker, env: Env, node: ast.Dict) -> Value:

@@ -6,11 +6,12 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.walk import by_hand, calls, effects
+from gradaccum.lint.walk import by_hand, calls, effects, sizes
 from gradaccum.lint.walk.arithmetic import merged, symbols
 from gradaccum.lint.walk.attributes import attribute
 from gradaccum.lint.walk.contents import has_params, is_complex, is_low, models_of, opaque
 from gradaccum.lint.walk.evaluate import key_of, text
+from gradaccum.lint.walk.sizes import KNOWN, SURE, count_of
 from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -88,7 +89,10 @@ def external_call(
         if kwargs.get("create_graph") is True and parts:
             return merged(parts, node)
         return opaque(walker, node)
-    return _construct(walker, node, dotted, name, args, kwargs)
+    result = _construct(walker, node, dotted, name, args, kwargs)
+    if isinstance(result, Thing) and result.node is node:
+        sizes.sized(result, sizes.made(dotted, args, kwargs))
+    return result
 
 
 def _counts_round(value: Value) -> bool:
@@ -233,8 +237,11 @@ def _tool(
     if name == "DataLoader":
         data = args[0] if args else kwargs.get("dataset")
         uses = {"stream"} if isinstance(data, Thing) and data.kind == "stream" else set()
-        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, kwargs=kwargs,
-                     uses=uses)  # fmt: skip
+        attrs: dict[str, Value] = {}
+        if isinstance(data, (Thing, Seq)):
+            attrs["dataset"] = data
+        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, attrs=attrs,
+                     kwargs=kwargs, uses=uses)  # fmt: skip
     return None
 
 
@@ -254,6 +261,7 @@ def _schedules(
         or "schedule" in name.lower()
     ):
         made = Thing("scheduler", name, node=node, depth=depth, args=tuple(args), kwargs=kwargs)
+        walker.trace.made_in[id(node)] = walker.paths[-1]
         for value in (*args, *kwargs.values()):
             if isinstance(value, Thing) and value.kind in ("unknown", "optimizer"):
                 value.uses.add("scheduled")
@@ -282,7 +290,9 @@ def _anything(
 ) -> Value:
     if dotted.startswith("torch.") or dotted.split(".")[0] == "functools":
         if name == "partial":
-            return opaque(walker, node)
+            made_later = opaque(walker, node)
+            made_later.args, made_later.kwargs = tuple(args), kwargs
+            return made_later
         parts = calls.tensors([*args, *kwargs.values()])
         if not parts:
             return opaque(walker, node)
@@ -399,8 +409,10 @@ def _builtin(
 
 
 def _length(walker: Walker, node: ast.Call, value: Value) -> Value:
-    if isinstance(value, Seq) and not value.open:
-        return Num(len(value.items))
+    known = count_of(value)
+    key = value.key if isinstance(value, Seq) and value.key else key_of(value)
+    if known is not None and known <= SURE:
+        return Num(known, frozenset((f"{KNOWN}{key})",)))
     if isinstance(value, Thing) and value.kind in ("range",) and value.args:
         last = value.args[-1]
         if len(value.args) == 1:
@@ -410,5 +422,5 @@ def _length(walker: Walker, node: ast.Call, value: Value) -> Value:
     if isinstance(value, Thing) and value.kind == "unknown" and value.key.endswith("[i]"):
         return Thing("unknown", f"len({value.key})", True)  # of a batch, not of a loader
     if isinstance(value, (Thing, Seq)) and not isinstance(value, Class):
-        return Num(walker.known.get("length", 8), frozenset((f"len({key_of(value)})",)))
+        return Num(walker.known.get("length", 8), frozenset((f"len({key})",)))
     return Thing("unknown", "len()", True)
