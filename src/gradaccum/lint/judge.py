@@ -25,7 +25,7 @@ __all__ = ["judge"]
 
 PER_VIEW = (
     *zeroing.RULES, *scaling.RULES, *stepping.RULES, *taken.RULES, *clipping.RULES,
-    *ranks.RULES, *lengths.RULES, *schedules.RULES,
+    *ranks.RULES, *lengths.RULES, *schedules.RULES, *logs.RULES,
 )  # fmt: skip
 PER_WALK = (
     zeroing.overwritten,

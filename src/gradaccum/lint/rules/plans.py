@@ -13,7 +13,7 @@ from gradaccum.lint.walk.sizes import KNOWN
 from gradaccum.lint.walk.trace import Loop
 from gradaccum.lint.walk.values import Env, Func, Num, Seq, Thing, Value
 
-__all__ = ["Plan", "numbers", "plan_of", "planned", "turns"]
+__all__ = ["Plan", "numbers", "plan_of", "planned", "turns", "walked_over"]
 
 _KINDS: dict[str, dict[str, int]] = {
     "ConstantLR": {"total_iters": 2},
@@ -206,24 +206,30 @@ def _expression(node: ast.expr, env: Env) -> Plan | None:
     return None
 
 
+def walked_over(facts: Facts, entry: int) -> Iterator[Value]:
+    """What a loop draws from: the lists, loaders and ranges below what is wrapped around them."""
+    todo: list[tuple[Value, int]] = [(facts.trace.over.get(entry), 0)]
+    while todo:
+        value, depth = todo.pop()
+        if depth > 3:
+            continue
+        yield value
+        if not isinstance(value, Thing) or value.kind == "range":
+            continue
+        called = value.kind == "unknown" and isinstance(value.node, ast.Call)
+        if called or value.kind in ("enumerate", "zip", "wrapped", "cycle", "generator"):
+            todo += [(part, depth + 1) for part in value.args]
+
+
 def turns(facts: Facts, loop: Loop) -> frozenset[str]:
     """What counts the turns of a loop: `len(...)` of what it walks over, or its bound."""
     found: set[str] = set()
-    todo: list[tuple[Value, int]] = [(facts.trace.over.get(loop.entry), 0)]
-    while todo:
-        value, depth = todo.pop()
-        if isinstance(value, Seq) and value.key:
-            found |= {f"len({value.key})", f"{KNOWN}{value.key})"}
-        if not isinstance(value, Thing) or depth > 3:
-            continue
-        if value.kind == "range":
+    for value in walked_over(facts, loop.entry):
+        if isinstance(value, Thing) and value.kind == "range":
             bound = value.args[1] if len(value.args) > 1 else value.args[0] if value.args else None
             plan = plan_of(bound)
             if not plan.under and not plan.scaled and len(value.args) < 3:
                 found |= plan.over
-            continue
-        found |= {f"len({value.key})", f"{KNOWN}{value.key})"}
-        called = value.kind == "unknown" and isinstance(value.node, ast.Call)
-        if called or value.kind in ("enumerate", "zip", "wrapped", "cycle", "generator"):
-            todo += [(part, depth + 1) for part in value.args]
+        elif isinstance(value, Thing) or (isinstance(value, Seq) and value.key):
+            found |= {f"len({value.key})", f"{KNOWN}{value.key})"}
     return frozenset(found)

@@ -16,6 +16,7 @@ from gradaccum.lint.walk.escapes import escapes
 from gradaccum.lint.walk.evaluate import evaluate, text
 from gradaccum.lint.walk.lightning import configured
 from gradaccum.lint.walk.loops import LENGTH
+from gradaccum.lint.walk.means import is_quotient, shown
 from gradaccum.lint.walk.sizes import called, sized
 from gradaccum.lint.walk.tensor_methods import tensor_method
 from gradaccum.lint.walk.trace import Frame
@@ -114,6 +115,8 @@ def _method(
             return tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
         if receiver.kind == "dict" and name in ("values", "items") and _spelled_out(receiver):
             return _entries(walker, receiver, name)
+        if name == "item" and is_quotient(receiver):
+            return shown(receiver, node, name)
         if receiver.kind == "unknown" and "__len__" in receiver.attrs:
             count = called(receiver, name, args)
             if count is not None:
@@ -238,6 +241,7 @@ def apply(
                 return _opaque(walker, node, args)
             made = merged(parts, node)
             flags = made.flags | {"sum"} if "sum" in target.uses else made.flags - {"sum"}
+            flags |= target.uses & {"mean"}
             return made.but(divisors=(), partial=(), flags=flags)
         values = [*args, *kwargs.values()]
         made = target.kind == "unknown" and isinstance(target.node, ast.Call)

@@ -11,6 +11,7 @@ from gradaccum.lint.walk.arithmetic import divided, merged
 from gradaccum.lint.walk.contents import is_low, models_of, opaque, sums
 from gradaccum.lint.walk.escapes import escapes
 from gradaccum.lint.walk.evaluate import text
+from gradaccum.lint.walk.means import LOSS
 from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
         marks = ["args"] if told else []
         given = args[0] if args else kwargs.get("metrics")
         if (isinstance(given, Tensor) and given.forwards) or (
-            isinstance(given, Thing) and "__loss__" in given.attrs
+            isinstance(given, Thing) and LOSS in given.attrs
         ):
             marks.append("loss")
         by_hand.run_hooks(walker, node, receiver, True)

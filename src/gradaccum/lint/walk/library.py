@@ -11,6 +11,7 @@ from gradaccum.lint.walk.arithmetic import merged, symbols
 from gradaccum.lint.walk.attributes import attribute
 from gradaccum.lint.walk.contents import has_params, is_complex, is_low, models_of, opaque
 from gradaccum.lint.walk.evaluate import key_of, text
+from gradaccum.lint.walk.means import is_quotient, shown
 from gradaccum.lint.walk.sizes import KNOWN, SURE, count_of
 from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
@@ -36,6 +37,22 @@ _OPTIMIZERS = re.compile(
     re.IGNORECASE,
 )
 """Classes of optimizers that other libraries have, by how they are called."""
+_MEANS = frozenset({"BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "L1Loss",
+                    "MSELoss", "NLLLoss", "SmoothL1Loss"})  # fmt: skip
+_MEAN_OF = frozenset(
+    {
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "cross_entropy",
+        "huber_loss",
+        "l1_loss",
+        "mse_loss",
+        "nll_loss",
+        "smooth_l1_loss",
+    }
+)
+"""Criteria that are a mean over the batch, if nobody says otherwise."""
+_REDUCED = frozenset({"reduce", "reduction", "size_average"})
 _ROUND = {"max": max, "min": min}
 _FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
                     "nn.Parameter", "zeros_like", "ones_like"})  # fmt: skip
@@ -205,6 +222,8 @@ def _construct(
             return Thing("leaf", f"Parameter@{node.lineno}", node=node, depth=depth)
         if name.endswith("Loss"):
             uses = {"sum"} if kwargs.get("reduction") in ("sum", "none") else set()
+            if not kwargs.keys() & _REDUCED and name in _MEANS:
+                uses.add("mean")
             return Thing("loss_fn", name, node=node, uses=uses)
         parts = models_of(values)
         uses = {"sparse"} if kwargs.get("sparse") is True else set()
@@ -300,6 +319,8 @@ def _anything(
         flags = made.flags - {"sum"}
         if name == "sum" or kwargs.get("reduction") in ("sum", "none"):
             flags |= {"sum"}
+        if name in _MEAN_OF and not kwargs.keys() & _REDUCED and len(args) < 3:
+            flags |= {"mean"}
         if name in ("cat", "concat", "stack", "concatenate"):
             flags |= {"cat"}
         if "ignore_index" in kwargs and kwargs.get("reduction") not in ("sum", "none"):
@@ -374,6 +395,8 @@ def _builtin(
             value = args[0]
             whole = float(int(value.value)) if name == "int" else value.value
             return Num(round(whole) if name == "round" else whole, value.tags, value.varies)
+        if name == "float" and (isinstance(args[0], Tensor) or is_quotient(args[0])):
+            return shown(args[0], node, name)
         return args[0] if isinstance(args[0], Thing) else opaque(walker, node)
     if name in _ROUND and args and all(isinstance(value, Num) for value in args):
         numbers = [value for value in args if isinstance(value, Num)]

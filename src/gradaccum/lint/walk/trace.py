@@ -95,6 +95,8 @@ class Trace:
     """What each loop walks over, by the number of the time it was entered."""
     gates: dict[int, Gate] = field(default_factory=dict)
     """Conditions of steps whose every value is known, by their node."""
+    undone: set[int] = field(default_factory=set)
+    """Means of losses that are multiplied afterwards."""
     made_in: dict[int, str] = field(default_factory=dict)
     """The file of each call that made a schedule."""
 
