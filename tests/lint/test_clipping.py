@@ -171,5 +171,29 @@ for x, y in loader:
     "nn.utils.clip_grad_norm_(net.parameters(), 1.0)",
 )
 
+pair(
+    PAIRS,
+    "two optimizers, of which one is unscaled",
+    "GA402",
+    """
+one, two = nn.Linear(8, 8), nn.Linear(8, 2)
+first, second = torch.optim.SGD(one.parameters()), torch.optim.SGD(two.parameters())
+both = list(one.parameters()) + list(two.parameters())
+scaler = torch.amp.GradScaler()
+for x, y in loader:
+    scaler.scale(F.cross_entropy(two(one(x)), y)).backward()
+    scaler.unscale_(first)
+    @
+    nn.utils.clip_grad_norm_(both, 1.0)
+    scaler.step(first)
+    scaler.step(second)
+    scaler.update()
+    first.zero_grad()
+    second.zero_grad()
+""",
+    "pass",
+    "scaler.unscale_(second)",
+)
+
 
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

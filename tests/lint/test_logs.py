@@ -223,6 +223,17 @@ for i, (x, y) in enumerate(loader):
     loss = loss * 4
     print(loss.item())
 """,
+    "an alarm": """
+for i, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(net(x), y) / 4
+    if not math.isfinite(loss.item()):
+        print(loss.item())
+        break
+    loss.backward()
+    if (i + 1) % 4 == 0 or i + 1 == len(loader):
+        opt.step()
+        opt.zero_grad()
+""",
     "shown ahead of the division": """
 for i, (x, y) in enumerate(loader):
     loss = F.cross_entropy(net(x), y)

@@ -1,6 +1,6 @@
 """Models that are left in eval mode, and those that are put there on purpose."""
 
-from .pairing import Pairs, pair, twins
+from .pairing import MODEL, Pairs, pair, twins
 from .planting import codes
 
 PAIRS: Pairs = {}
@@ -101,6 +101,30 @@ Teacher().teach()
 """,
     "args.teach",
     "self.net.training",
+)
+
+pair(
+    PAIRS,
+    "a mode that is kept and given back",
+    "GA703",
+    MODEL
+    + """
+def check():
+    with torch.no_grad():
+        before = net.training
+        net.eval()
+        for x, y in loader:
+            net(x)
+        net.train(@)
+net.train()
+for x, y in loader:
+    F.cross_entropy(net(x), y).backward()
+    opt.step()
+    opt.zero_grad()
+    check()
+""",
+    "False",
+    "before",
 )
 
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

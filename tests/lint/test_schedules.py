@@ -400,6 +400,21 @@ for epoch in range(args.epochs):
         opt.step()
     sched.step()
 """,
+    "a length that is counted later": """
+class Feed:
+    def __init__(self):
+        self.length = 0
+feed = Feed()
+total = feed.length // args.every * args.epochs
+sched = sched_lib.LambdaLR(opt, lambda n: (total - n) / max(1, total - args.warmup))
+for epoch in range(args.epochs):
+    for i, (x, y) in enumerate(loader):
+        (F.cross_entropy(net(x), y) / args.every).backward()
+        if (i + 1) % args.every == 0 or i + 1 == len(loader):
+            opt.step()
+            sched.step()
+            opt.zero_grad()
+""",
     "a period of as many batches as there are epochs written": """
 sched = sched_lib.StepLR(opt, step_size=8)
 for epoch in range(8):

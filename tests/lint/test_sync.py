@@ -173,6 +173,91 @@ for i, (x, y) in enumerate(loader):
 )
 
 
+pair(
+    PAIRS,
+    "the short window stays under no_sync",
+    "GA603",
+    MODEL
+    + """
+net = DDP(net)
+batches = 6
+for i in range(batches):
+    x, y = files(i)
+    with nullcontext() if (i + 1) % 4 == 0@ else net.no_sync():
+        F.cross_entropy(net(x), y).backward()
+    if (i + 1) % 4 == 0 or i + 1 == batches:
+        opt.step()
+        opt.zero_grad()
+""",
+    "",
+    " or i + 1 == batches",
+)
+
+FLAG = (
+    MODEL
+    + """
+net = DDP(net)
+for window in loader:
+    opt.zero_grad()
+    for k in range(4):
+        x, y = files(window, k)
+        {before}
+        loss = F.cross_entropy(net(x), y) / 4
+        {after}
+        loss.backward()
+    opt.step()
+"""
+)
+pair(
+    PAIRS,
+    "the flag is set after the forward",
+    "GA603",
+    FLAG.format(before="print(k)", after="@ = k == 3"),
+    "net.require_backward_grad_sync",
+    "last",
+)
+pair(
+    PAIRS,
+    "the flag is set before the forward",
+    "GA603",
+    FLAG.format(before="@", after="net.require_backward_grad_sync = k == 3"),
+    "print(x)",
+    "net.require_backward_grad_sync = k == 3",
+)
+
+pair(
+    PAIRS,
+    "a call past the wrapper",
+    "GA604",
+    MODEL
+    + """
+net = DDP(net)
+for x, y in loader:
+    opt.zero_grad()
+    F.cross_entropy(net@(x), y).backward()
+    opt.step()
+""",
+    ".module",
+    "",
+)
+pair(
+    PAIRS,
+    "a call past the wrapper, exchanged by hand",
+    "GA604",
+    MODEL
+    + """
+net = DDP(net)
+for x, y in loader:
+    opt.zero_grad()
+    F.cross_entropy(net.module(x), y).backward()
+    @
+    opt.step()
+""",
+    "print(x)",
+    "for p in net.parameters(): torch.distributed.all_reduce(p.grad); p.grad /= 2",
+)
+
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)
 
 

@@ -171,6 +171,5 @@ dist.destroy_process_group()
 """,
         figures=(0.0, 4.0),
         prelude=_RANK,
-        static=False,
     ),
 )

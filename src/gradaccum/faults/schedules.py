@@ -124,6 +124,5 @@ FAULTS = (
         bad=_AVERAGE.format(windows=_WINDOWS.format(data="data + data"), indent=_EACH),
         good=_AVERAGE.format(windows=_WINDOWS.format(data="data + data"), indent=_ONCE),
         figures=(0.9375, 0.5),
-        static=False,
     ),
 )

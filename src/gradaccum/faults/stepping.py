@@ -355,6 +355,5 @@ for i, (x, y) in enumerate(data):
 figure = model.weight.item()
 """,
         figures=(5.0, 2.5),
-        static=False,
     ),
 )

@@ -6,10 +6,13 @@ from gradaccum.lint.facts import Facts, facts_of
 from gradaccum.lint.files.program import Module, Program
 from gradaccum.lint.rules import (
     clipping,
+    declared,
     gradients,
     graph,
     lengths,
     logs,
+    modules,
+    piling,
     ranks,
     scaling,
     schedules,
@@ -24,8 +27,9 @@ from gradaccum.lint.survey import Survey, survey
 __all__ = ["judge"]
 
 PER_VIEW = (
-    *zeroing.RULES, *scaling.RULES, *stepping.RULES, *taken.RULES, *clipping.RULES,
-    *ranks.RULES, *lengths.RULES, *schedules.RULES, *logs.RULES,
+    *piling.RULES, *zeroing.RULES, *scaling.RULES, *stepping.RULES, *taken.RULES, *clipping.RULES,
+    *ranks.RULES, *lengths.RULES, *declared.RULES, *schedules.RULES,
+    *logs.RULES,
 )  # fmt: skip
 PER_WALK = (
     zeroing.overwritten,
@@ -38,6 +42,7 @@ PER_WALK = (
     *lengths.GLOBAL,
     *logs.GLOBAL,
     *schedules.GLOBAL,
+    *modules.GLOBAL,
 )
 
 

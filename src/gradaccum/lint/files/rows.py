@@ -29,8 +29,8 @@ WRITES = frozenset(
 SIDE = frozenset(
     {
         "add_", "add_param_group", "append", "clamp_", "data", "eval", "extend", "grad",
-        "inference_mode", "load_state_dict", "multiply_grads", "no_grad", "scale_gradients",
-        "scale_grads", "register_hook", "register_optimizer_step_post_hook",
+        "inference_mode", "lerp_", "load_state_dict", "multiply_grads", "no_grad",
+        "scale_gradients", "scale_grads", "register_hook", "register_optimizer_step_post_hook",
         "register_optimizer_step_pre_hook", "register_step_post_hook", "register_step_pre_hook",
         "requires_grad", "requires_grad_", "reset_parameters", "set_grad_enabled", "sub_", "train",
         "update", *WRITES,
@@ -256,10 +256,36 @@ def adds(node: ast.stmt) -> bool:
     """Whether a statement adds to a name: a counter, or a running loss."""
     if isinstance(node, ast.AugAssign):
         return True
-    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.BinOp):
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, (ast.BinOp, ast.IfExp)):
         return False
-    left, target = node.value.left, node.targets[0]
+    if smooths(node):
+        return True
+    left, target = getattr(node.value, "left", None), node.targets[0]
     return isinstance(left, ast.Name) and isinstance(target, ast.Name) and left.id == target.id
+
+
+def smooths(node: ast.Assign) -> bool:
+    """Whether it is a moving average, `x = a * x + b * y` in either order; asked once."""
+    known = node.__dict__.get("_smooths")
+    if known is None:
+        value = node.value
+        arms = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+        name = _spelled(node.targets[0])
+        known = node.__dict__["_smooths"] = bool(name) and any(
+            name in (_spelled(term.left), _spelled(term.right))
+            for arm in arms
+            if isinstance(arm, ast.BinOp) and isinstance(arm.op, ast.Add)
+            for term in (arm.left, arm.right)
+            if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Mult)
+        )
+    return bool(known)
+
+
+def _spelled(node: ast.AST) -> str:
+    """`name` or `holder.name`; anything else is empty."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def moduli_of(rows: list[Row], moduli: list[ast.BinOp]) -> set[int]:

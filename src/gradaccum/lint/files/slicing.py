@@ -210,6 +210,9 @@ def _keep_writes(rows: list[Row], found: Slice) -> None:
 def _keep_anew(rows: list[Row], found: Slice, owners: frozenset[str]) -> None:
     """Keep what begins the parts of a model anew, or takes them into training, and its loops."""
     parts = set(owners)
+    for row in rows:
+        if _replaces(row.node, owners):
+            found.keep.add(id(row.node))
     if not any(row.words & _ANEW for row in rows):
         return
     for row in rows:
@@ -219,6 +222,19 @@ def _keep_anew(rows: list[Row], found: Slice, owners: frozenset[str]) -> None:
         below = any(id(child.node) in found.keep for child in row.children)
         if (row.words & _ANEW and (row.names | row.targets) & parts and not row.children) or below:
             found.keep.add(id(row.node))
+
+
+def _replaces(node: ast.stmt, owners: frozenset[str]) -> bool:
+    """Whether it gives a model a new part: `model.head = nn.Linear(...)`."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+        return False
+    target = node.targets[0]
+    if not isinstance(target, ast.Attribute):
+        return False
+    root: ast.expr = target.value
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    return isinstance(root, ast.Name) and root.id in owners
 
 
 def _carries(row: Row) -> set[str]:

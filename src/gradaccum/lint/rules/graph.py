@@ -9,7 +9,7 @@ from gradaccum.lint.facts import Facts, View, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.evaluate import text
 from gradaccum.lint.walk.trace import SET, Event
-from gradaccum.lint.walk.values import Thing
+from gradaccum.lint.walk.values import Class, Thing
 
 __all__ = ["GLOBAL"]
 
@@ -27,6 +27,8 @@ def running_loss(facts: Facts) -> Iterator[Hit]:
             continue
         if event.kind == "store" and ("kept" not in event.flags or _emptied(facts, event)):
             continue
+        if any("isinstance(" in key for key in event.unsure):
+            continue  # what is no tensor is added as it is
         own = [
             mark
             for mark in losses
@@ -111,6 +113,8 @@ def retained(facts: Facts) -> Iterator[Hit]:
             continue
         if any(other.node is not event.node for other in facts.backwards):
             continue
+        if _each_its_own(event):
+            continue  # one loss after the other, of one graph perhaps
         if any(other.kind in ("autograd_grad", "store") for other in events):
             continue
         if any(_uses(other, event) for other in events[index + 1 :]):
@@ -123,6 +127,15 @@ def retained(facts: Facts) -> Iterator[Hit]:
                 "or hides that a tensor of an earlier iteration is still in it",
             )
             return
+
+
+def _each_its_own(event: Event) -> bool:
+    """Whether a loop goes over losses, and differentiates each."""
+    loop, func = event.loops[-1].node, getattr(event.node, "func", None)
+    owner = getattr(func, "value", None)
+    if not isinstance(loop, ast.For) or not isinstance(owner, ast.Name):
+        return False
+    return any(isinstance(part, ast.Name) and part.id == owner.id for part in ast.walk(loop.target))
 
 
 def _made_beside(facts: Facts, event: Event) -> set[int]:
@@ -213,6 +226,23 @@ def detached(facts: Facts) -> Iterator[Hit]:
                 return
 
 
+def penalty_without_graph(facts: Facts) -> Iterator[Hit]:
+    """GA503: a term made of `torch.autograd.grad` without `create_graph`."""
+    for event in facts.trace.events:
+        if event.kind != "ungraphed_term" or not event.loops or event.tensor is None:
+            continue
+        if event.flags & {"no_grad", "inference_mode"}:
+            continue
+        used = [mark for mark in facts.backwards if tensor_of(mark).forwards
+                and event.tensor.forwards <= tensor_of(mark).forwards
+                and mark.loops[: len(event.loops)] == event.loops]  # fmt: skip
+        if used:
+            yield hit("GA503", event, "one term comes from `torch.autograd.grad` without "
+                      "`create_graph=True`: it is a constant, and no parameter learns from it",
+                      (used[0], "this backward gets nothing from that term"))  # fmt: skip
+            return
+
+
 def post_hook_parameter(facts: Facts) -> Iterator[Hit]:
     """GA308: a post-accumulate hook that takes its parameter for the gradient."""
     for event in facts.trace.events:
@@ -256,7 +286,11 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
             last = mode.get(thing)
             if last is None or "eval" not in last.flags:
                 trained.add(thing)
-            elif thing in restored or any(_inside(part, thing) for part in restored):
+            elif (
+                thing in restored
+                or _trains_itself(thing)
+                or any(_inside(part, thing) for part in restored)
+            ):
                 continue
             elif event.loops[: len(last.loops)] == last.loops and last.path == event.path:
                 restored.add(thing)  # set just before it is used: somebody wants to train so
@@ -271,6 +305,14 @@ def left_in_eval(facts: Facts) -> Iterator[Hit]:
                             (event, "the next training forward"),
                         )
                         return
+
+
+def _trains_itself(thing: Thing) -> bool:
+    """Whether its class says what `train()` does, and may keep a part in eval mode."""
+    home = thing.attrs.get("__class__")
+    return isinstance(home, Class) and any(
+        isinstance(node, ast.FunctionDef) and node.name == "train" for node in home.node.body
+    )
 
 
 def _by_settings(facts: Facts, event: Event) -> bool:
@@ -340,5 +382,5 @@ def coupled(facts: Facts) -> Iterator[Hit]:
 
 GLOBAL = (
     coupled, recomputed, running_loss, retained, graph_kept, detached,
-    post_hook_parameter, left_in_eval, low_precision,
+    penalty_without_graph, post_hook_parameter, left_in_eval, low_precision,
 )  # fmt: skip

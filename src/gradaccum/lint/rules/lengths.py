@@ -97,7 +97,10 @@ def unguarded_count(facts: Facts) -> Iterator[Hit]:
                 return
 
 
-_KEPT_WORD = re.compile(r"mask|valid|keep|kept|pad|active|select|ignore|present", re.IGNORECASE)
+_KEPT_WORD = re.compile(
+    r"mask|valid|keep|kept|pad|active|select|ignore|present|positive|foreground|\bfg|\bpos",
+    re.IGNORECASE,
+)
 
 
 def _counts_kept(node: ast.AST) -> bool:

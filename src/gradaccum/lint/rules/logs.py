@@ -32,7 +32,12 @@ def log_by_updates(facts: Facts) -> Iterator[Hit]:
 
 
 def log_of_shares(facts: Facts, view: View) -> Iterator[Hit]:
-    """GA205: losses that were divided for the window, summed, and divided by how many they are."""
+    """GA205: a loss that was divided for the window is shown; a mean of such says it best."""
+    yield from list(_mean_of_shares(facts, view)) or _share(facts, view)
+
+
+def _mean_of_shares(facts: Facts, view: View) -> Iterator[Hit]:
+    """Losses that were divided for the window, summed, and divided by how many they are."""
     usual = view.usual()
     if usual < 2 or len(facts.views) != 1:
         return
@@ -127,8 +132,8 @@ _PLAIN = frozenset({"cpu", "data", "detach", "double", "float", "item", "mean", 
 """What leaves a loss as it is."""
 
 
-def log_of_share(facts: Facts, view: View) -> Iterator[Hit]:
-    """GA205: a loss that was divided for the window is shown as it is."""
+def _share(facts: Facts, view: View) -> Iterator[Hit]:
+    """A loss that was divided for the window is shown as it is."""
     usual = view.usual()
     if usual < 2 or facts.opaque or len(facts.views) != 1:
         return
@@ -165,12 +170,21 @@ def _shown(mark: Event) -> ast.expr | None:
     last = max(bound, key=lambda part: part.lineno, default=None)
     if last is None or last.lineno >= call.lineno or not _divides(last, named.id):
         return None
+    bad = {id(part) for node in nodes if isinstance(node, ast.If) and _is_alarm(node.test)
+           for child in node.body for part in ast.walk(child)}  # fmt: skip
     for part in nodes:
         if isinstance(part, ast.Call) and part.lineno > last.lineno and _logs(part):
+            if id(part) in bad:
+                continue
             values = [*part.args, *[word.value for word in part.keywords]]
             if any(_plain(value, named.id) for value in values):
                 return part
     return None
+
+
+def _is_alarm(test: ast.expr) -> bool:
+    """Whether a condition asks if a loss is finite: what it shows is no log."""
+    return any(word in ast.unparse(test) for word in ("isfinite", "isnan", "isinf"))
 
 
 _BINDING = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
@@ -224,5 +238,5 @@ def _plain(node: ast.expr, name: str) -> bool:
     return False
 
 
-RULES = (log_of_shares, log_of_share)
+RULES = (log_of_shares,)
 GLOBAL = (log_by_updates, log_over_samples)

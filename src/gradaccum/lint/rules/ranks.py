@@ -136,6 +136,83 @@ def last_unsynced(facts: Facts, view: View) -> Iterator[Hit]:
             return
 
 
+def flush_unsynced(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA603: the short window at the end steps on what no rank has exchanged."""
+    if facts.opaque or any(event.kind == "sync_toggle" for event in facts.trace.events):
+        return
+    full = [window for window in view.windows if len(window.fresh) == view.usual() > 1]
+    if not full or any(_quiet(window.fresh[-1]) for window in full):
+        return
+    ways = {"escape", "grad_scale", "set_grad"}
+    for window in view.windows:
+        if not 0 < len(window.fresh) < view.usual() or not all(map(_quiet, window.fresh)):
+            continue
+        if any(event.kind in ways for event in window.since) or window.fresh[-1].unsure:
+            continue
+        if all(certain(view, facts, event) for event in window.fresh):
+            yield hit("GA603", window.fresh[-1], "the last, short window runs under `no_sync` as a "
+                      "whole: the ranks step with different gradients",
+                      (window.step, "the step of the short window"))  # fmt: skip
+            return
+
+
+def _quiet(event: Event) -> bool:
+    return "unsynced" in tensor_of(event).flags and "fabric" not in event.flags
+
+
+def set_late(facts: Facts) -> Iterator[Hit]:
+    """GA603: `require_backward_grad_sync` set after the forward that reads it."""
+    events = facts.trace.events
+    wrapped = _wrapped(facts)
+    for index, event in enumerate(events):
+        if event.kind != "sync_toggle" or event.thing not in wrapped or not event.loops:
+            continue
+        turn = [other for other in events if other.loops == event.loops]
+        before = [
+            other
+            for other in turn
+            if events.index(other) < index
+            and other.kind in ("sync_toggle", "forward")
+            and other.thing is event.thing
+        ]
+        after = next((other for other in events[index + 1 :]
+                      if other.kind in ("forward", "backward", "sync_toggle")), None)  # fmt: skip
+        if not before or any(other.kind == "sync_toggle" for other in before):
+            continue
+        if after is None or after.kind != "backward" or after.loops != event.loops:
+            continue
+        if before[-1].tensor is not None and before[-1].tensor.forwards & tensor_of(after).forwards:
+            yield hit("GA603", event, "set after the forward, and it is the forward that reads it: "
+                      "each micro-batch does what the one before was told",
+                      (before[-1], "the forward decides whether this backward synchronises"),
+                      (after, "backward"))  # fmt: skip
+            return
+
+
+def past_wrapper(facts: Facts) -> Iterator[Hit]:
+    """GA604."""
+    events = facts.trace.events
+    if facts.opaque or any(event.kind in ("escape", "grad_hook") for event in events):
+        return
+    if not any(view.windows for view in facts.views):
+        return
+    passes = {next(iter(tensor_of(event).forwards), 0): event for event in events
+              if event.kind == "forward"}  # fmt: skip
+    for event in facts.backwards:
+        made = [passes[number] for number in sorted(tensor_of(event).forwards) if number in passes]
+        through = [one for one in made if one.thing is not None and "ddp" in one.thing.uses]
+        if not through or not event.loops or not all("past_ddp" in one.flags for one in through):
+            continue
+        after = events[events.index(event) :]
+        upto = next((at for at, one in enumerate(after) if one.kind == "step"), None)
+        ways = {"set_grad", "grad_scale"}
+        if upto is not None and not any(one.kind in ways for one in after[:upto]):
+            yield hit("GA604", through[0], "`.module` is called past DistributedDataParallel, so "
+                      "nothing exchanges these gradients: each rank trains a model of its own",
+                      (event, "this backward synchronises nothing"))  # fmt: skip
+            return
+
+
 def first_synced(facts: Facts) -> Iterator[Hit]:
     """GA603: where the step itself is not seen."""
     runs: dict[tuple[int, object], list[Event]] = {}
@@ -170,5 +247,5 @@ def _steps_somehow(event: Event) -> bool:
     )
 
 
-RULES = (synced_each, last_unsynced)
-GLOBAL = (first_synced, forward_outside)
+RULES = (synced_each, last_unsynced, flush_unsynced)
+GLOBAL = (first_synced, forward_outside, past_wrapper, set_late)

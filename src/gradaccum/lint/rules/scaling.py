@@ -200,11 +200,15 @@ def _takes_no_tensor(node: ast.Call, loop: ast.For) -> bool:
             child
             for body in loop.body
             for child in ast.walk(body)
-            if isinstance(child, ast.Assign) and child.value is node
+            if isinstance(child, ast.Assign)
+            and (
+                child.value is node
+                or (isinstance(child.value, ast.Tuple) and node in child.value.elts)
+            )
         ),
         None,
     )
-    return statement is not None and not used & made and not node.keywords
+    return statement is not None and not used & made
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -251,6 +255,61 @@ def divided_twice(facts: Facts, view: View) -> Iterator[Hit]:
                     else "twice"
                 )
                 yield hit("GA202", event, f"the loss is divided by the window length {why}")
+
+
+def gradients_divided_each(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA202: the sum so far is divided after every micro-batch."""
+    events = facts.trace.events
+    for window in view.windows:
+        if len(window.fresh) < 2 or facts.opaque or not owned(view, facts, window):
+            continue
+        between = [event for event in window.since if event.kind == "grad_scale"
+                   and "share" in event.flags and event.loops
+                   and events.index(event) > events.index(window.fresh[0])
+                   and events.index(event) < events.index(window.fresh[-1])]  # fmt: skip
+        turns = {mark.loops[-1] for mark in window.fresh if mark.loops}
+        within = [event for event in between if turns & set(event.loops) and not event.unsure]
+        if within and window.fresh[0].loops[-1] in within[0].loops:
+            yield hit("GA202", within[0], "the sum so far is divided after every micro-batch: the "
+                      "first one is divided as often as there are micro-batches, the last one once",
+                      (window.fresh[1], "the next backward adds to what was divided"),
+                      (window.step, "the update"))  # fmt: skip
+            return
+
+
+def counted_and_divided(facts: Facts, view: View) -> Iterator[Hit]:
+    """GA202: a sum over the tokens of the whole window, divided by its length besides."""
+    for window in view.windows:
+        usual = float(view.usual(window.step))
+        if usual < 2 or len(window.fresh) != usual or "closure" in window.step.flags:
+            continue
+        for event in window.fresh:
+            loss = tensor_of(event)
+            whole = [item for item in loss.divisors if _counts_all(item, event)]
+            again = [
+                item
+                for item in loss.divisors
+                if item not in whole
+                and item.fixed
+                and (item.key in facts.trace.window_keys or (item.value or 0) > 1)
+            ]
+            if whole and again and "sum" in loss.flags:
+                yield hit("GA202", event, "divided by the count of the whole window, and by the "
+                          "window length as well: every update is N times too small",
+                          (window.step, "the update"))  # fmt: skip
+                return
+
+
+_SUM = re.compile(r"\.sum\(\)@(\d+)$")
+
+
+def _counts_all(item: Divisor, event: Event) -> bool:
+    """Whether a divisor counts what all micro-batches of the window hold."""
+    if item.fixed and "num_items_in_batch" in item.key:
+        return True
+    counted_at = _SUM.search(item.key)
+    loop = event.loops[-1].node if event.loops else None
+    return counted_at is not None and int(counted_at[1]) < getattr(loop, "lineno", 0)
 
 
 def divided_for_engine(facts: Facts) -> Iterator[Hit]:
@@ -316,6 +375,14 @@ def mean_of_means(facts: Facts) -> Iterator[Hit]:
                 "micro-batches: tokens of short micro-batches weigh more",
             )
             return
+        if "class_weights" in loss.flags and _written(loss) and event.loops:
+            yield hit(
+                "GA203",
+                event,
+                "a mean over the class weights of one micro-batch, divided by the number of "
+                "micro-batches: samples beside rare classes weigh less",
+            )
+            return
 
 
 def lopsided(facts: Facts) -> Iterator[Hit]:
@@ -334,5 +401,5 @@ def lopsided(facts: Facts) -> Iterator[Hit]:
                 return
 
 
-RULES = (not_divided, divided_twice, last_divided)
+RULES = (not_divided, divided_twice, gradients_divided_each, counted_and_divided, last_divided)
 GLOBAL = (divided_for_engine, lopsided, mean_of_means)

@@ -348,6 +348,12 @@ def stale_forward(facts: Facts) -> Iterator[Hit]:
                     and step.thing.kind == "optimizer"
                     and step.thing.models & event.tensor.models
                 ]
+                if shared and between and other.node is event.node:
+                    yield hit("GA502", event, "`retain_graph` lets this backward go through the "
+                              "graph of an earlier iteration again, whose parameters a step has "
+                              "changed since",
+                              (between[0], "the step"))  # fmt: skip
+                    return
                 if shared and between and not is_model_root(event.node):
                     yield hit("GA307", event, "the parameters of this graph were changed by a step "
                               "between its forward and this backward",

@@ -1,13 +1,16 @@
-"""Which parameters an optimizer was given, and when: GA304 and GA309."""
+"""Which parameters an optimizer was given, and when: GA301, GA304, GA306 and GA309."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import Facts, View
+from gradaccum.lint.facts import Facts, View, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
+from gradaccum.lint.rules.modules import is_parameter
+from gradaccum.lint.walk.evaluate import learns, text
 from gradaccum.lint.walk.trace import Event
-from gradaccum.lint.walk.values import Thing
+from gradaccum.lint.walk.values import Class, Seq, Thing
 
 __all__ = ["GLOBAL", "RULES"]
 
@@ -124,5 +127,175 @@ def _taken_up(facts: Facts, built: Event, at: int, models: list[Thing]) -> bool:
     return False
 
 
+def replaced_after(facts: Facts) -> Iterator[Hit]:
+    """GA306 and GA309: what the optimizer was given is no longer what the model has."""
+    events = facts.trace.events
+    for index, event in enumerate(events):
+        anew = event.kind == "weights_set" and "anew" in event.flags
+        if event.thing is None or not (anew or event.kind == "part_replaced"):
+            continue
+        built = [one for one in events[:index] if one.kind == "built" and one.thing is not None
+                 and event.thing in one.thing.models]  # fmt: skip
+        later = any(one.kind in ("built", "add_group") for one in events[index:])
+        trained = any(event.thing in tensor_of(mark).models for mark in facts.backwards
+                      if events.index(mark) > index)  # fmt: skip
+        if not built or later or not trained:
+            continue
+        if anew:
+            yield hit("GA306", event, "`assign=True` puts new tensors in the place of the "
+                      "parameters, and the optimizer still steps the old ones",
+                      (built[-1], "the optimizer was given the old ones here"))  # fmt: skip
+        else:
+            yield hit("GA309", event, "this part is replaced after the optimizer was built: it "
+                      "still holds the old parameters, and the new ones are never stepped",
+                      (built[-1], "the optimizer is built here"))  # fmt: skip
+        return
+
+
+def in_two(facts: Facts) -> Iterator[Hit]:
+    """GA301: parameters that two optimizers own, and both step with one gradient."""
+    for one in facts.views:
+        for other in facts.views:
+            shared = _plainly(one.optimizer) & _plainly(other.optimizer)
+            if one is other or not shared or facts.opaque:
+                continue
+            for window in other.windows:
+                first = [before for before in one.windows if before.fresh
+                         and before.fresh[-1] in window.fresh
+                         and before.step.loops == window.step.loops
+                         and tensor_of(before.fresh[-1]).models & shared]  # fmt: skip
+                order = facts.trace.events
+                if first and order.index(first[0].step) < order.index(window.step):
+                    if any(event.kind == "zero" for event in order[
+                        order.index(first[0].step) : order.index(window.step)]):  # fmt: skip
+                        continue
+                    yield hit("GA301", window.step, "a second optimizer steps the same parameters "
+                              "with the same gradient: they move twice for one backward",
+                              (first[0].step, "the first optimizer steps them here"),
+                              (window.fresh[-1], "the only backward"))  # fmt: skip
+                    return
+
+
+def _plainly(optimizer: Thing) -> frozenset[Thing]:
+    """The models all of whose parameters an optimizer was surely given."""
+    first = optimizer.args[0] if optimizer.args else None
+    if optimizer.kind != "optimizer" or "torch" not in optimizer.uses:
+        return frozenset()
+    if not isinstance(first, Thing) or first.kind != "params" or "filtered" in first.uses:
+        return frozenset()
+    if not first.key.endswith(".parameters()"):
+        return frozenset()
+    return frozenset(model for model in first.models if model.kind == "model")
+
+
+def not_taken(facts: Facts) -> Iterator[Hit]:
+    """GA309: a criterion, or another module, whose own parameters no optimizer was given."""
+    owned = {part for event in facts.trace.events if event.kind == "built" and event.thing
+             for part in (event.thing.models | {event.thing})}  # fmt: skip
+    owned |= {part for view in facts.views for part in view.optimizer.models}
+    if facts.opaque or not facts.views or not all(view.optimizer.models for view in facts.views):
+        return
+    if any(model.kind == "unknown" and model.args for model in owned):
+        return
+    touched = {
+        event.thing
+        for event in facts.trace.events
+        if event.kind
+        in ("escape", "freeze", "param_write", "set_grad", "add_group", "weights_set", "tie")
+    }
+    if any(event.kind == "add_group" for event in facts.trace.events):
+        return
+    evaluated = {event.thing for event in facts.trace.events
+                 if event.kind == "mode" and "eval" in event.flags}  # fmt: skip
+    called = {event.thing: event for event in facts.trace.events
+              if event.kind == "forward" and event.loops}  # fmt: skip
+    for mark in facts.backwards:
+        reached = tensor_of(mark).models
+        if not mark.loops or not reached & owned:
+            continue
+        for whole in reached & called.keys():
+            assert whole is not None
+            home = whole.attrs.get("__class__")
+            if not isinstance(home, Class) or whole in owned | touched | evaluated:
+                continue
+            parts = [part for part in whole.attrs.values()
+                     if isinstance(part, Thing) and part.kind == "leaf"]  # fmt: skip
+            if not _has_parameter(home):
+                continue
+            if any(part in owned or part in touched for part in parts):
+                continue
+            if any(whole in model.models for model in owned | reached):
+                continue
+            yield hit("GA309", called[whole], "this module has parameters of its own, and no "
+                      "optimizer was given them: they get gradients and never move",
+                      (mark, "its backward reaches them"))  # fmt: skip
+            return
+
+
+_LOOKS = frozenset({"enumerate", "zip", "len", "reversed", "range"})
+_REGISTERS = frozenset({"add_module", "register_module", "setattr", "register_parameter"})
+
+
+def _has_parameter(home: Class) -> bool:
+    """Whether a class makes a trained parameter of its own."""
+    return any(
+        isinstance(node, ast.Assign) and _is_own_any(node.targets[0]) and is_parameter(node.value)
+        for method in home.node.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+        for node in ast.walk(method)
+    )
+
+
+def _is_own_any(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and text(node.value) == "self"
+
+
+def in_plain_list(facts: Facts) -> Iterator[Hit]:
+    """GA309: layers in a list, where `parameters()` does not find them."""
+    taken = {part for view in facts.views for part in _plainly(view.optimizer)}
+    for event in facts.trace.events:
+        holder = event.thing
+        if event.kind != "unregistered" or holder is None or holder not in taken:
+            continue
+        name = event.node.attr if isinstance(event.node, ast.Attribute) else ""
+        home, value = holder.attrs.get("__class__"), holder.attrs.get(name)
+        if not isinstance(home, Class) or not isinstance(value, Seq):
+            continue
+        layers = [item for item in value.items if isinstance(item, Thing) and item.kind == "model"]
+        lost = [item for item in layers if item not in holder.models and learns(item)]
+        trained = any(holder in tensor_of(mark).models for mark in facts.backwards)
+        if lost and trained and _only_walked(home, name):
+            yield hit("GA309", event, "a plain list hides these layers from `parameters()`: "
+                      "no optimizer steps them; `nn.ModuleList` is what is meant")  # fmt: skip
+            return
+
+
+def _only_walked(home: Class, name: str) -> bool:
+    """Whether a class only walks over one of its lists, and registers nothing by hand."""
+    reads = 0
+    for node in ast.walk(home.node):
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called in _REGISTERS:
+                return False
+            given = [part.value if isinstance(part, ast.Starred) else part for part in node.args]
+            if called not in _LOOKS and any(_is_own(part, name) for part in given):
+                return False
+        elif isinstance(node, ast.FunctionDef) and node.name in ("parameters", "named_parameters"):
+            return False
+        elif _is_own(node, name) and isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
+            reads += 1
+    return reads > 0
+
+
+def _is_own(node: ast.AST, name: str) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == name
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    )
+
+
 RULES = (rebuilt,)
-GLOBAL = (unfrozen_late,)
+GLOBAL = (unfrozen_late, replaced_after, in_two, not_taken, in_plain_list)

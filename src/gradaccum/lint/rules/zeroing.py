@@ -1,4 +1,4 @@
-"""GA1xx: who zeroes what, and when."""
+"""GA102 to GA105: what is cleared too early, or left over from somewhere else."""
 
 from __future__ import annotations
 
@@ -14,60 +14,12 @@ from gradaccum.lint.facts import (
     counted,
     is_model_root,
     tensor_of,
-    zeroes,
 )
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Num, Thing
 
 __all__ = ["RULES"]
-
-
-def never_zeroed(facts: Facts, view: View) -> Iterator[Hit]:
-    """GA101."""
-    if facts.driven or facts.opaque or len(view.windows) < 2:
-        return
-    others = [other.optimizer for other in facts.views]
-    trace = facts.trace
-    if any(
-        event.kind in ("zero", "set_grad") and zeroes(event, view.optimizer, others) is not False
-        for event in trace.events
-        if event.loops
-    ):
-        return
-    for window in view.windows[1:]:
-        if not window.fresh or not window.held or "closure" in window.step.flags:
-            continue
-        if any(event.kind == "escape" and _may_zero(event, view) for event in window.since):
-            continue
-        if not all(certain(view, facts, event) for event in window.fresh):
-            continue
-        if not window.step.loops or common_loop(window.fresh[-1], window.held[-1]) is None:
-            continue
-        if _fresh_leaf(window) or "hook" in window.step.flags:
-            continue
-        yield hit(
-            "GA101",
-            window.step,
-            "the gradients that this step consumes are never cleared: "
-            "every update adds those of all batches before it",
-            (window.fresh[-1], "backward adds to the gradients"),
-        )
-        return
-
-
-def _may_zero(event: Event, view: View) -> bool:
-    if event.thing is view.optimizer:
-        return True
-    thing = event.thing
-    return thing is not None and (
-        thing in view.optimizer.models or thing.kind in ("model", "params")
-    )
-
-
-def _fresh_leaf(window: Window) -> bool:
-    models = [model for event in window.fresh if event.tensor for model in event.tensor.models]
-    return bool(models) and all(model.depth > 0 for model in models)
 
 
 def zeroed_inside(facts: Facts, view: View) -> Iterator[Hit]:
@@ -364,7 +316,6 @@ def never_recovers(facts: Facts, view: View) -> Iterator[Hit]:
 
 RULES = (
     never_recovers,
-    never_zeroed,
     zeroed_inside,
     hook_steps,
     never_accumulates,

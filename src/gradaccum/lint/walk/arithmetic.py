@@ -28,7 +28,7 @@ from gradaccum.lint.walk.values import (
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
 
-__all__ = ["augment", "binary", "condition", "divided", "merged", "symbols"]
+__all__ = ["augment", "binary", "condition", "divided", "merged", "smooth", "symbols"]
 
 _MATH: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -87,12 +87,19 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
                 tags |= {"floor"}
             if isinstance(op, ast.FloorDiv) and left.varies and right.tags:
                 tags |= {"#windows"}
-            whole = right.tags and value >= 1  # a share is still called by what it is one of
+            # a share is still called by what it is one of
+            whole = right.tags and (value >= 1 or isinstance(op, ast.FloorDiv))
             if isinstance(op, (ast.FloorDiv, ast.Div)) and (left.tags or whole):
                 tags |= {f"/{tag}" for tag in right.tags or (repr(right.value),)}
             return Num(value, tags, left.varies or right.varies)
     if isinstance(left, Seq) and isinstance(right, Seq) and isinstance(op, ast.Add):
         return Seq([*left.items, *right.items], left.depth, left.open or right.open)
+    if isinstance(op, ast.Add) and _are_params(left) and _are_params(right):
+        assert isinstance(left, Thing)
+        assert isinstance(right, Thing)
+        return Thing("params", f"({left.key} + {right.key})", models=left.models | right.models,
+                     args=(left, right), uses=(left.uses | right.uses) - {"iterator", "once"},
+                     depth=max(left.depth, right.depth))  # fmt: skip
     if isinstance(left, Num) and isinstance(right, Seq):
         left, right = right, left
     if isinstance(left, Seq) and isinstance(right, Num) and isinstance(op, ast.Mult):
@@ -120,6 +127,10 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
         made.uses.add("param")
         made.models = left.models
     return made
+
+
+def _are_params(value: Value) -> bool:
+    return isinstance(value, Thing) and value.kind == "params"
 
 
 def _drawn(left: Value, right: Value) -> tuple[Value, Value]:
@@ -155,6 +166,8 @@ def merged(parts: list[Tensor], node: ast.AST) -> Tensor:
         item for part in parts for item in (*part.divisors, *part.partial) if item not in common
     )
     flags = frozenset().union(*(part.flags for part in parts)) - {"data", "detached", "item"}
+    if any(part.graph for part in parts):
+        flags -= {"ungraphed"}
     if "weighted" in flags and not all("weighted" in part.flags for part in parts):
         flags -= {"weighted"}
     if "mean" in flags and not all("mean" in part.flags for part in parts):
@@ -176,6 +189,8 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         both = merged([left, right], node)
         if isinstance(op, (ast.Add, ast.Sub)):
+            if "ungraphed" in left.flags | right.flags and left.graph != right.graph:
+                walker.note("ungraphed_term", node, None, both)
             parts = sorted((left, right), key=lambda part: bool(part.divisors), reverse=True)
             if _sum_over_window(parts[0]) and not parts[1].divisors and parts[1].graph:
                 if not parts[1].flags & {"sum", "weighted", "lopsided"}:
@@ -195,6 +210,8 @@ def _tensor(walker: Walker, op: ast.operator, left: Value, right: Value, node: a
     assert isinstance(tensor, Tensor)
     other = number(walker, other)
     tensor = tensor.but(made=node)
+    if not tensor.graph and isinstance(other, Thing) and other.kind == "unknown":
+        tensor = tensor.but(flags=tensor.flags | {"opaque"})  # the other may well have a graph
     if isinstance(op, ast.Div):
         if tensor.forwards and tensor.forwards <= walker.spent and isinstance(other, Num):
             walker.note("divided_late", node, None, divided(tensor, other))
@@ -266,6 +283,9 @@ def augment(
         if isinstance(node.op, ast.Mult) and isinstance(value, Num) and value.value == 0:
             walker.note("zero", spelled or node, current, None, "param")
             return
+        fixed = isinstance(value, (Num, Thing)) and not value.varies
+        if isinstance(node.op, ast.Div) and fixed and getattr(value, "value", 0) != 1:
+            marks.append("share")
         walker.note("grad_scale", spelled or node, current, None, *marks, *asked(walker, node))
         return
     if isinstance(current, Thing) and current.kind in ("param", "leaf"):
@@ -305,6 +325,32 @@ def augment(
         kept = {"running", "again"} if "running" in current.flags else set()
         result = result.but(flags=(result.flags - {"running", "again"}) | kept)
     assign(walker, env, node.target, result)
+
+
+def smooth(walker: Walker, node: ast.Assign, before: Value, result: Value) -> Value:
+    """`x = a * x + b * y`, which keeps the graph of `y` as `x += y` does."""
+    if not isinstance(result, Tensor) or not result.graph or not result.forwards:
+        return result
+    fresh = result
+    if isinstance(before, Tensor):
+        again = bool(before.forwards) and before.graph and _of_earlier(walker, before)
+        if not again:
+            return result
+        fresh = result.but(forwards=result.forwards - before.forwards)
+        walker.note("running", node, None, fresh, "again")
+    return result.but(flags=result.flags | {"running"})
+
+
+def _of_earlier(walker: Walker, tensor: Tensor) -> bool:
+    """Whether no forward pass of this iteration is in a tensor."""
+    here = tuple([frame.now for frame in walker.loops])
+    for event in reversed(walker.trace.events):
+        if event.loops[: len(here)] != here:
+            break
+        if event.kind == "forward" and event.tensor is not None:
+            if event.tensor.forwards & tensor.forwards:
+                return False
+    return True
 
 
 _TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradaccum.lint.walk.classes import find_method
 from gradaccum.lint.walk.evaluate import evaluate, global_name, key_of, part_of, text
-from gradaccum.lint.walk.values import Class, Env, Func, Tensor, Thing, Value, varies
+from gradaccum.lint.walk.values import Class, Env, Func, Num, Tensor, Thing, Value, varies
 
 if TYPE_CHECKING:
     from gradaccum.lint.walk.walker import Walker
@@ -38,6 +38,9 @@ def attribute(walker: Walker, value: Value, name: str, node: ast.AST) -> Value:
         return global_name(walker, module, name) if module else Thing("unknown", name)
     if name == "sync_gradients" and walker.accumulations:
         return walker.sync
+    if name == "gradient_accumulation_steps" and value.kind == "accelerator":
+        told = value.kwargs.get(name)
+        return told if isinstance(told, (Num, Thing)) else Thing("unknown", "accelerate")
     if name == "is_last_batch" and walker.loops:
         return walker.loops[-1].last  # a Lightning trainer's
     if name == "training" and walker.quiet():

@@ -16,6 +16,7 @@ __all__ = [
     "add_group", "delete", "each", "foreach", "grad_hook", "hook_in", "is_one", "load", "parts",
     "post_hook",
     "reset",
+    "resize",
     "run_hooks", "spend", "step_hook", "submodules", "write_grad",
 ]  # fmt: skip
 
@@ -33,7 +34,14 @@ def write_grad(
         kind = "zero"
     else:
         kind = "set_grad" if name in ("fill_", "copy_") else "grad_scale"
-    walker.note(kind, node, grad, None, "param", *flags)
+    share = ["share"] if kind == "grad_scale" and name == "div_" and _fixed(args) else []
+    walker.note(kind, node, grad, None, "param", *flags, *share)
+
+
+def _fixed(args: list[Value]) -> bool:
+    """Whether a gradient is divided by what is the same for all micro-batches, and not one."""
+    by = args[0] if args else None
+    return isinstance(by, (Num, Thing)) and not by.varies and getattr(by, "value", 0) != 1
 
 
 def spend(params: Thing) -> bool:
@@ -138,8 +146,16 @@ def load(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
     """Weights or a state from elsewhere."""
     receiver.uses.add("load_state_dict")
     if receiver.kind in ("model", "unknown"):
-        walker.note("weights_set", node, receiver)
+        anew = ["anew"] if kwargs.get("assign") is True else []
+        walker.note("weights_set", node, receiver, None, *anew)
     return None
+
+
+def resize(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
+           kwargs: dict[str, Value]) -> Value:  # fmt: skip
+    """An embedding that is replaced by a larger one."""
+    walker.note("part_replaced", node, receiver)
+    return receiver
 
 
 def reset(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],

@@ -37,10 +37,34 @@ def call(walker: Walker, env: Env, node: ast.Call) -> Value:
     if isinstance(func, ast.Attribute):
         receiver = evaluate(walker, env, func.value)
         args, kwargs = _arguments(walker, env, node)
+        if walker.loops and _AVERAGES.search(text(func)):
+            _average(walker, node, receiver, args)
         return _method(walker, node, receiver, func.attr, args, kwargs)
     target = evaluate(walker, env, func)
     args, kwargs = _arguments(walker, env, node)
+    if walker.loops and isinstance(func, ast.Name) and _AVERAGES.search(func.id):
+        _average(walker, node, None, args)
     return apply(walker, node, target, args, kwargs)
+
+
+_AVERAGES = re.compile(
+    r"(^|[._])ema([._]\w+)*\.(update|step)$|_ema\.(update|step)$|\.update_parameters$"
+    r"|^(update_ema|ema_update|update_average)(_params|_parameters|_model)?$",
+    re.IGNORECASE,
+)
+"""How code moves an average of the weights."""
+
+
+def _average(walker: Walker, node: ast.Call, receiver: Value, args: list[Value]) -> None:
+    """Note a move of an average, if it is one of weights: it was given a model."""
+    given = [*args, *(receiver.args if isinstance(receiver, Thing) else ())]
+    if isinstance(receiver, Thing) and receiver.kwargs.keys() & {
+        "update_every",
+        "update_after_step",
+    }:
+        return  # it counts by itself
+    if models_of(given) or (isinstance(receiver, Thing) and receiver.models):
+        walker.note("averaged", node, receiver if isinstance(receiver, Thing) else None)
 
 
 def _arguments(walker: Walker, env: Env, node: ast.Call) -> tuple[list[Value], dict[str, Value]]:
@@ -108,7 +132,7 @@ def _method(
             ):
                 method.owner = receiver
                 result = _enter(walker, method, args, kwargs)
-                if receiver.kind == "model" and isinstance(result, Thing):
+                if receiver.kind == "model" and _may_be_output(result):
                     return effects.forward(walker, node, receiver, tensors([*args, result]), result)
                 return result
         if receiver.kind == "leaf" and name not in effects.OF_LEAF:
@@ -146,6 +170,11 @@ def _entries(walker: Walker, mapping: Thing, name: str) -> Seq:
     if name == "values":
         return Seq([value for _, value in pairs], len(walker.loops))
     return Seq([Seq([key, value]) for key, value in pairs], len(walker.loops))
+
+
+def _may_be_output(result: Value) -> bool:
+    """Whether what a method of a model returns may come of its parameters."""
+    return isinstance(result, Thing) and result.kind not in ("optimizer", "scheduler", "scaler")
 
 
 _UPDATES = frozenset({"step", "zero_grad", "backward"})
@@ -242,6 +271,8 @@ def apply(
             made = merged(parts, node)
             flags = made.flags | {"sum"} if "sum" in target.uses else made.flags - {"sum"}
             flags |= target.uses & {"mean"}
+            if "class_weights" in target.uses and "sum" not in target.uses:
+                flags |= {"class_weights"}
             return made.but(divisors=(), partial=(), flags=flags)
         values = [*args, *kwargs.values()]
         made = target.kind == "unknown" and isinstance(target.node, ast.Call)
@@ -317,6 +348,8 @@ def _drive(walker: Walker, values: list[Value]) -> None:
         words = found.functions.get(value.node.name, frozenset())
         if "backward" not in words or value.node.name in found.looped or walker.loops:
             continue
+        if _handled(value.module.tree):
+            continue  # what handlers do between the calls is not walked
         frame = Frame(value.node, walker.tick())
         before = walker.driver
         walker.loops.append(frame)
@@ -329,6 +362,22 @@ def _drive(walker: Walker, values: list[Value]) -> None:
         finally:
             walker.loops.pop()
             walker.driver = before
+
+
+def _handled(tree: ast.Module) -> bool:
+    """Whether a function that an engine calls by itself clears or steps."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        told = any(isinstance(item, ast.Call) and getattr(item.func, "attr", "") == "on"
+                   for item in node.decorator_list)  # fmt: skip
+        if told and any(isinstance(part, ast.Attribute) and part.attr in ("zero_grad", "step")
+                        for part in ast.walk(node)):  # fmt: skip
+            return True
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == "add_event_handler"
+        for node in ast.walk(tree)
+    ) and any(isinstance(node, ast.Lambda) for node in ast.walk(tree))
 
 
 _CLIP = re.compile(r"clip\w*grad|grad\w*clip", re.IGNORECASE)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.walk import by_hand
+from gradaccum.lint.walk import by_hand, engines
 from gradaccum.lint.walk.arithmetic import divided, merged
 from gradaccum.lint.walk.contents import is_low, models_of, opaque, sums
 from gradaccum.lint.walk.escapes import escapes
@@ -37,7 +37,7 @@ PLAIN = frozenset(
         "named_buffers", "named_children", "named_modules", "save", "save_pretrained",
         "state_dict", "share_memory", "enable_gradient_checkpointing",
         "gradient_checkpointing_enable",
-        "named_parameters", "parameters", "print_trainable_parameters",
+        "named_parameters", "parameters", "print_trainable_parameters", "update_parameters",
     }
 )  # fmt: skip
 """Methods of a model that are no forward pass."""
@@ -72,7 +72,8 @@ def forward(
     quiet = walker.quiet()
     made = merged(parts, node) if parts else Tensor(made=node)
     own = frozenset((walker.tick(),))
-    walker.note("forward", node, model, Tensor(forwards=own))
+    past = "ddp" in model.uses and _past(node)
+    walker.note("forward", node, model, Tensor(forwards=own), *(["past_ddp"] if past else []))
     model.uses.add("called")
     flags = made.flags - {"detached", "item", "sum", "leaf", "cat", "unsynced", "blind"}
     if quiet:
@@ -92,6 +93,16 @@ def forward(
         (),
         node,
     )
+
+
+def _past(node: ast.AST) -> bool:
+    """Whether what is called is `ddp.module`, or a method of it."""
+    func = node.func if isinstance(node, ast.Call) else None
+    while isinstance(func, ast.Attribute):
+        if func.attr == "module":
+            return True
+        func = func.value
+    return False
 
 
 def backward(
@@ -154,6 +165,11 @@ def _backward(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value]
     if receiver.kind == "leaf":
         backward(walker, node, leaf(receiver), None, kwargs)
         return None
+    told = [*args, kwargs.get("optimizer")]
+    if any(isinstance(one, Thing) and one.kind == "optimizer" for one in told):
+        # a booster's, of ColossalAI: it differentiates, and leaves the window to the loop
+        backward(walker, node, _as_loss(kwargs.get("loss", args[0] if args else None)), None, {})
+        return None
     if not args or (receiver.kind in ("unknown", "grad") and not isinstance(args[0], (Tensor, Seq))
                     and not receiver.uses & {"step", "accumulate", "called", "prepare"}
                     and "gradient" not in kwargs and _looks_like_tensor(args[0])):  # fmt: skip
@@ -164,7 +180,7 @@ def _backward(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value]
         return None
     loss = _as_loss(args[0])
     if receiver.kind == "accelerator":
-        steps = accelerate_steps(walker, receiver)
+        steps = engines.accelerate_steps(walker, receiver)
         if isinstance(steps, (Num, Thing)):
             loss = divided(loss, steps)
         elif walker.inside("accumulate"):
@@ -182,26 +198,11 @@ def _looks_like_tensor(value: Value) -> bool:
     return isinstance(value, Num) or value is None
 
 
-def accelerate_steps(walker: Walker, accelerator: Thing) -> Value:
-    """What an `Accelerator` divides by, where the source says it."""
-    steps = accelerator.kwargs.get("gradient_accumulation_steps")
-    if isinstance(steps, Thing):
-        return walker.symbol(steps.key)
-    if isinstance(steps, Num):
-        return steps if steps.value > 1 else None
-    return None
-
-
 def _manual_backward(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
                      kwargs: dict[str, Value]) -> Value:  # fmt: skip
     if args:
         backward(walker, node, _as_loss(args[0]), receiver, kwargs, "lightning")
     return None
-
-
-def _idle(walker: Walker, thing: Thing) -> bool:
-    """Whether a prepared object ignores the call, as Accelerate's do inside a window."""
-    return "prepared" in thing.uses and walker.accumulations > 0 and not walker.sync
 
 
 def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
@@ -212,7 +213,7 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
     ):
         receiver.uses.add("scaler")
         first.uses.add("scaler_step")
-        if not _idle(walker, first):
+        if not engines.idle(walker, first):
             if "scale" in kwargs:
                 walker.note("grad_scale", node, first)  # an own scaler's, that divides as well
             by_hand.run_hooks(walker, node, first, True)
@@ -222,9 +223,13 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
         return None
     receiver.uses.add("step")
     if isinstance(first, Func):
-        walker.function(first, [], {})
+        walker.contexts.append(("closure", None))
+        try:
+            walker.function(first, [], {})
+        finally:
+            walker.contexts.pop()
         walker.note("step", node, receiver, None, "closure")
-    elif not _idle(walker, receiver):
+    elif not engines.idle(walker, receiver):
         told = args or set(kwargs) - {"closure", "optimizer"}
         marks = ["args"] if told else []
         given = args[0] if args else kwargs.get("metrics")
@@ -241,7 +246,7 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
 def _zero_grad(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
                kwargs: dict[str, Value]) -> Value:  # fmt: skip
     receiver.uses.add("zero_grad")
-    if not _idle(walker, receiver):
+    if not engines.idle(walker, receiver):
         kept = [*args[:1], kwargs.get("set_to_none")]
         walker.note("zero", node, receiver, None, *(["filled"] if False in kept else []))
     return None
@@ -311,31 +316,6 @@ def _clip(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
     return clip(walker, node, args[0] if args else None, args[1] if len(args) > 1 else None)
 
 
-def _accumulate(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
-                kwargs: dict[str, Value]) -> Value:  # fmt: skip
-    if receiver.kind == "unknown":
-        receiver.kind = "accelerator"
-    return Thing("context", "accumulate", args=(receiver,))
-
-
-def _no_sync(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
-             kwargs: dict[str, Value]) -> Value:  # fmt: skip
-    if kwargs.get("enabled") is False:
-        return Thing("context", "null")
-    return Thing("context", "no_sync", args=(receiver,))
-
-
-def _prepare(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
-             kwargs: dict[str, Value]) -> Value:  # fmt: skip
-    lists = [value.items if isinstance(value, Seq) else [value] for value in args]
-    for value in [part for parts in lists for part in parts]:
-        if isinstance(value, Thing):
-            value.uses.add("prepared")
-            if ".setup" in text(node):
-                value.uses.discard("prepared")
-    return args[0] if len(args) == 1 else Seq(list(args), len(walker.loops))
-
-
 def _parameters(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
                 kwargs: dict[str, Value]) -> Value:  # fmt: skip
     models = frozenset((receiver,)) | receiver.models
@@ -351,7 +331,9 @@ def _mode(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
     elif flag is True:
         walker.note("mode", node, receiver, None, "train")
     else:
-        walker.note("mode", node, receiver, None, "eval" if flag is False else "restored")
+        said = [*node.args, *(word.value for word in node.keywords)]
+        off = flag is False and isinstance(said[0], ast.Constant)
+        walker.note("mode", node, receiver, None, "eval" if off else "restored")
     return receiver
 
 
@@ -378,6 +360,8 @@ def _requires_grad(walker: Walker, node: ast.Call, receiver: Thing, args: list[V
     flag = args[0] if args else kwargs.get("requires_grad", True)
     if isinstance(flag, bool):
         walker.note("unfreeze" if flag else "freeze", node, receiver)
+        if flag:
+            receiver.uses.add("asks_grad")
     return receiver
 
 
@@ -390,7 +374,20 @@ def _in_place(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value]
         reads = any(isinstance(v, Thing) and (v.kind == "grad" or "grad" in v.uses) for v in args)
         flags = [*receiver.uses & {"data"}, *(["grad"] if reads else [])]
         walker.note("param_write", node, receiver, None, "in_place", *flags)
+        if name in ("add_", "lerp_") and walker.loops and _of_another(receiver, args):
+            walker.note("averaged", node, receiver)
     return receiver
+
+
+def _of_another(param: Thing, args: list[Value]) -> bool:
+    """Whether weights are moved towards those of another model."""
+    return any(
+        isinstance(value, Thing)
+        and (value.kind == "param" or "param" in value.uses)
+        and bool(value.models)
+        and value.models.isdisjoint(param.models)
+        for value in args
+    )
 
 
 METHODS: dict[str, Handler] = {
@@ -404,18 +401,18 @@ METHODS: dict[str, Handler] = {
     "clip_grad_norm_": _clip,
     "clip_grad_norm": _clip,
     "clip_grad_value_": _clip,
-    "accumulate": _accumulate,
-    "no_sync": _no_sync,
-    "no_backward_sync": _no_sync,
-    "prepare": _prepare,
-    "prepare_data_loader": _prepare,
-    "prepare_model": _prepare,
-    "prepare_optimizer": _prepare,
-    "prepare_scheduler": _prepare,
-    "setup": _prepare,
-    "setup_dataloaders": _prepare,
-    "setup_module": _prepare,
-    "setup_optimizers": _prepare,
+    "accumulate": engines.accumulate,
+    "no_sync": engines.no_sync,
+    "no_backward_sync": engines.no_sync,
+    "prepare": engines.prepare,
+    "prepare_data_loader": engines.prepare,
+    "prepare_model": engines.prepare,
+    "prepare_optimizer": engines.prepare,
+    "prepare_scheduler": engines.prepare,
+    "setup": engines.prepare,
+    "setup_dataloaders": engines.prepare,
+    "setup_module": engines.prepare,
+    "setup_optimizers": engines.prepare,
     "parameters": _parameters,
     "named_parameters": _parameters,
     "train": _mode,
@@ -439,12 +436,14 @@ METHODS: dict[str, Handler] = {
     "copy_": _in_place,
     "zero_": _in_place,
     "clamp_": _in_place,
+    "lerp_": _in_place,
     "fill_": _in_place,
     "register_post_accumulate_grad_hook": by_hand.post_hook,
     "register_hook": by_hand.grad_hook,
     "load_state_dict": by_hand.load,
     "reset_parameters": by_hand.reset,
     "add_param_group": by_hand.add_group,
+    "resize_token_embeddings": by_hand.resize,
     "register_step_pre_hook": by_hand.step_hook,
     "register_step_post_hook": by_hand.step_hook,
 }

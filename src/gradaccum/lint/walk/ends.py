@@ -21,10 +21,14 @@ def at_end(walker: Walker, env: Env, test: ast.expr) -> bool | None:
     """
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
-    if not isinstance(test.ops[0], ast.Eq):
-        return None
     sides = test.left, test.comparators[0]
-    for side, total in (sides, sides[::-1]):
+    if isinstance(test.ops[0], ast.Eq):
+        pairs = [sides, sides[::-1]]
+    elif isinstance(test.ops[0], ast.GtE):
+        pairs = [sides]
+    else:
+        return None
+    for side, total in pairs:
         counter = side.left if isinstance(side, ast.BinOp) else side
         if isinstance(counter, ast.Name):
             level = _level(walker, counter.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -301,12 +302,35 @@ def _set_attribute(walker: Walker, env: Env, target: ast.Attribute, value: Value
         walker.note("sync_toggle", target, holder)
     if target.attr == "requires_grad":
         walker.note("unfreeze" if value is True else "freeze", target, holder)
+        if value is True:
+            holder.uses.add("asks_grad")
         return
+    if holder.kind in ("model", "unknown") and learns(value):
+        walker.note("part_replaced", target, holder)
     holder.attrs[target.attr] = value
     if target.attr == "weight" and isinstance(value, Thing) and value.kind == "param":
         walker.note("tie", target, Thing("pair", "tie", models=value.models, args=(holder,)))
     if holder.kind == "model" and isinstance(value, Thing) and value.kind in ("model", "leaf"):
         holder.models |= {value} | value.models
+    elif holder.kind == "model" and isinstance(value, Seq):
+        walker.note("unregistered", target, holder, None)
+
+
+_WITH_WEIGHTS = re.compile(
+    r"^(Linear|Bilinear|Conv|Embedding|LSTM|GRU|RNN|\w+Norm|Multihead|Trans)"
+)
+
+
+def learns(value: Value) -> bool:
+    """Whether it is a module with parameters."""
+    return isinstance(value, Thing) and value.kind == "model" and (
+        _WITH_WEIGHTS.search(value.key) is not None or any(map(learns_itself, value.models))
+    )  # fmt: skip
+
+
+def learns_itself(part: Thing) -> bool:
+    """Whether it is a parameter, or a layer of torch's that has some."""
+    return part.kind == "leaf" or _WITH_WEIGHTS.search(part.key) is not None
 
 
 EXPRESSIONS: dict[type[ast.AST], Callable[..., Value]] = {

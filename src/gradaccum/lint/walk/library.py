@@ -40,19 +40,16 @@ _OPTIMIZERS = re.compile(
 _MEANS = frozenset({"BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "L1Loss",
                     "MSELoss", "NLLLoss", "SmoothL1Loss"})  # fmt: skip
 _MEAN_OF = frozenset(
-    {
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "cross_entropy",
-        "huber_loss",
-        "l1_loss",
-        "mse_loss",
-        "nll_loss",
-        "smooth_l1_loss",
-    }
-)
+    {"binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "huber_loss",
+     "l1_loss", "mse_loss", "nll_loss", "smooth_l1_loss"}
+)  # fmt: skip
 """Criteria that are a mean over the batch, if nobody says otherwise."""
 _REDUCED = frozenset({"reduce", "reduction", "size_average"})
+_TESTS = frozenset(
+    {"isnan", "isinf", "isfinite", "argmax", "argmin", "eq", "ne", "gt", "lt", "ge", "le", "sign",
+     "zeros_like", "ones_like", "rand_like", "randn_like"}
+)  # fmt: skip
+"""Functions of tensors whose results have no graph."""
 _ROUND = {"max": max, "min": min}
 _FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
                     "nn.Parameter", "zeros_like", "ones_like"})  # fmt: skip
@@ -105,6 +102,10 @@ def external_call(
         walker.note("autograd_grad", node, None, merged(parts, node) if parts else None)
         if kwargs.get("create_graph") is True and parts:
             return merged(parts, node)
+        by = args[1] if len(args) > 1 else kwargs.get("inputs")
+        input_ = isinstance(by, Tensor) or (isinstance(by, Thing) and "asks_grad" in by.uses)
+        if input_ and "create_graph" not in kwargs:
+            return Tensor(flags=frozenset(("ungraphed",)), graph=False, made=node)
         return opaque(walker, node)
     result = _construct(walker, node, dotted, name, args, kwargs)
     if isinstance(result, Thing) and result.node is node:
@@ -224,6 +225,8 @@ def _construct(
             uses = {"sum"} if kwargs.get("reduction") in ("sum", "none") else set()
             if not kwargs.keys() & _REDUCED and name in _MEANS:
                 uses.add("mean")
+            if name in ("CrossEntropyLoss", "NLLLoss") and (args or "weight" in kwargs):
+                uses.add("class_weights")
             return Thing("loss_fn", name, node=node, uses=uses)
         parts = models_of(values)
         uses = {"sparse"} if kwargs.get("sparse") is True else set()
@@ -286,6 +289,9 @@ def _schedules(
                 value.uses.add("scheduled")
         return made
     first = args[0] if args else kwargs.get("params", kwargs.get("parameters"))
+    if name == "AveragedModel":
+        return Thing("model", f"{name}@{node.lineno}", node=node, depth=depth, args=tuple(args),
+                     kwargs=kwargs)  # fmt: skip
     named = name[:1].isupper() and (".optim." in f".{lower}" or bool(_OPTIMIZERS.search(name)))
     if named or (has_params(first) and name[:1].isupper() and not dotted.startswith("torch.nn")):
         models = models_of([*args, *kwargs.values()])
@@ -316,6 +322,9 @@ def _anything(
         if not parts:
             return opaque(walker, node)
         made = merged(parts, node)
+        if name in _TESTS:
+            return made.but(graph=False, forwards=frozenset(), models=frozenset(), made=node,
+                            flags=made.flags | {"detached"})  # fmt: skip
         flags = made.flags - {"sum"}
         if name == "sum" or kwargs.get("reduction") in ("sum", "none"):
             flags |= {"sum"}

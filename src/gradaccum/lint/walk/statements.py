@@ -6,7 +6,8 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.walk.arithmetic import augment
+from gradaccum.lint.files.rows import smooths
+from gradaccum.lint.walk.arithmetic import augment, smooth
 from gradaccum.lint.walk.branches import branch, match, truth
 from gradaccum.lint.walk.by_hand import delete
 from gradaccum.lint.walk.effects import enter
@@ -39,6 +40,11 @@ def _assign(walker: Walker, node: ast.Assign, env: Env) -> str:
         if spelled is not None:
             augment(walker, spelled, env, node)
             return ""
+    if walker.loops and isinstance(node.value, (ast.BinOp, ast.IfExp)) and smooths(node):
+        before = evaluate(walker, env, _loaded(node.targets[0]))
+        value = smooth(walker, node, before, evaluate(walker, env, node.value))
+        assign(walker, env, node.targets[0], value)
+        return ""
     value = evaluate(walker, env, node.value)
     for target in node.targets:
         assign(walker, env, target, value)
@@ -54,6 +60,13 @@ def _augmented(node: ast.Assign, value: ast.BinOp) -> ast.AugAssign | None:
             made = ast.copy_location(ast.AugAssign(first, value.op, value.right), node)
         node.__dict__["_augmented"] = made
     return node.__dict__["_augmented"]
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    """The name or attribute that is assigned to, read."""
+    if isinstance(target, ast.Attribute):
+        return ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
+    return ast.copy_location(ast.Name(text(target), ast.Load()), target)
 
 
 def _same(target: ast.expr, value: ast.BinOp) -> bool:
