@@ -430,3 +430,45 @@ for epoch in range(8):
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_schedule_planned_as_it_steps_is_silent(name):
     assert not codes(SCHED + MODEL + RIGHT[name]) & {"GA305", "GA312"}
+
+
+LIGHTNING = """
+import lightning
+epochs, every = args.epochs, @every
+data = torch.utils.data.DataLoader(files, batch_size=4)
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+    def training_step(self, batch, i):
+        return self.fc(batch[0]).pow(2).mean()
+    def configure_optimizers(self):
+        opt = torch.optim.SGD(self.parameters(), lr=0.1)
+        @body
+lightning.Trainer(max_epochs=epochs, accumulate_grad_batches=every).fit(Net(), data)
+"""
+ONCE = "sched = sched_lib.OneCycleLR(opt, 0.1, total_steps=steps)\n        "
+STEP = 'return [opt], [{"scheduler": sched, "interval": "step"}]'
+CASES = (
+    ("steps = epochs * len(data)\n        " + ONCE + STEP, 4, True),
+    ("steps = epochs * len(data)\n        " + ONCE + STEP, 1, False),
+    ("steps = epochs * len(data) // every\n        " + ONCE + STEP, 4, False),
+    ("steps = epochs * len(data)\n        " + ONCE + "return [opt], [sched]", 1, True),
+    ("steps = self.trainer.estimated_stepping_batches\n        " + ONCE + STEP, 4, False),
+    ("steps = self.trainer.estimated_stepping_batches\n        " + ONCE
+     + 'return {"optimizer": opt, "lr_scheduler": sched}', 1, True),
+    ("sched = sched_lib.CosineAnnealingLR(opt, self.trainer.max_epochs)\n        "
+     + 'return {"optimizer": opt, "lr_scheduler": {"scheduler": sched, "interval": "step"}}',
+     1, True),
+    ("sched = sched_lib.CosineAnnealingLR(opt, self.trainer.max_epochs)\n        "
+     + "return [opt], [sched]", 1, False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "every", "wrong"), CASES)
+def test_lightning_steps_once_an_epoch_or_once_an_update(body, every, wrong):
+    text = LIGHTNING.replace("@every", str(every)).replace("@body", body)
+    assert ("GA312" in codes(SCHED + text)) is wrong
+    by_hand = text.replace("        return self", "        self.lr_schedulers().step()\n"
+                           "        return self")  # fmt: skip
+    assert "GA312" not in codes(SCHED + by_hand)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gradaccum.lint.configured import configured_schedules
 from gradaccum.lint.facts import Facts, facts_of
 from gradaccum.lint.files.program import Module, Program
 from gradaccum.lint.rules import (
@@ -53,6 +54,8 @@ def judge(program: Program, module: Module) -> list[Hit]:
         for one in _agreed(item):
             better = placed(one, program)
             found.setdefault(better.place, better)
+    for one in configured_schedules(program, module):
+        found.setdefault(one.place, one)
     return sorted(found.values(), key=lambda one: (one.path, one.line, one.column, one.code))
 
 

@@ -114,8 +114,13 @@ def _outside(walker: Walker, module: Module, name: str) -> Value:
             targets = [statement.target]
         else:
             continue
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            wanted = statement.value
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id == name:
+                wanted = statement.value
+            elif isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+                for part, value in zip(target.elts, statement.value.elts, strict=False):
+                    if isinstance(part, ast.Name) and part.id == name:
+                        wanted = value
     if wanted is None:
         return _from_star(walker, module, name)
     scope.names[name] = Thing("unknown", name)  # ends a definition in terms of itself
