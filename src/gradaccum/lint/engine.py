@@ -20,7 +20,7 @@ from gradaccum.records import Evidence, Finding
 
 __all__ = ["Result", "lint", "lint_source"]
 
-_MAYBE = re.compile(rb"backward|\.\s*step\b|zero_grad|\.grad\b")
+_MAYBE = re.compile(rb"backward|configure_optimizers|\.\s*step\b|zero_grad|\.grad\b")
 """A file without any of these cannot hold a training loop."""
 _HELPS = re.compile(rb"DataParallel|\bDDP\b|no_sync|[Oo]ptim|\.\s*eval\b")
 """What a file without a loop may make of a model that is trained elsewhere: it is walked as well,

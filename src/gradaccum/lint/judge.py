@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gradaccum.lint.configured import configured_schedules
 from gradaccum.lint.facts import Facts, facts_of
 from gradaccum.lint.files.program import Module, Program
 from gradaccum.lint.rules import (
@@ -10,10 +11,12 @@ from gradaccum.lint.rules import (
     gradients,
     graph,
     lengths,
+    logs,
     modules,
     piling,
     ranks,
     scaling,
+    schedules,
     stepping,
     taken,
     zeroing,
@@ -26,7 +29,8 @@ __all__ = ["judge"]
 
 PER_VIEW = (
     *piling.RULES, *zeroing.RULES, *scaling.RULES, *stepping.RULES, *taken.RULES, *clipping.RULES,
-    *ranks.RULES, *lengths.RULES, *declared.RULES,
+    *ranks.RULES, *lengths.RULES, *declared.RULES, *schedules.RULES,
+    *logs.RULES,
 )  # fmt: skip
 PER_WALK = (
     zeroing.overwritten,
@@ -37,6 +41,8 @@ PER_WALK = (
     *ranks.GLOBAL,
     *gradients.GLOBAL,
     *lengths.GLOBAL,
+    *logs.GLOBAL,
+    *schedules.GLOBAL,
     *modules.GLOBAL,
 )
 
@@ -48,6 +54,8 @@ def judge(program: Program, module: Module) -> list[Hit]:
         for one in _agreed(item):
             better = placed(one, program)
             found.setdefault(better.place, better)
+    for one in configured_schedules(program, module):
+        found.setdefault(one.place, one)
     return sorted(found.values(), key=lambda one: (one.path, one.line, one.column, one.code))
 
 

@@ -27,6 +27,8 @@ _CARRIED = CORE | _MODES | {"grad", UNSEEN}
 _ANEW = frozenset({"clamp_", "requires_grad", "requires_grad_", "reset_parameters"})
 _QUIET = frozenset({"append", "data", "update"})
 """Words that do nothing to a gradient where no other is near."""
+_READS = frozenset({"float", "item"})
+"""What makes a number for a log of a loss."""
 _BACKWARD = frozenset({"backward", "manual_backward"})
 _DEEP = 3
 """Assignments that are followed back from a training call: a loss, its terms, their models."""
@@ -273,7 +275,7 @@ def _keep_handed_in(rows: list[Row], found: Slice) -> None:
 
 def _keep_means(rows: list[Row], found: Slice) -> None:
     """Keep what divides a running sum of losses: a mean for the log."""
-    sums = {name for row in rows if adds(row.node) and "item" in row.names for name in row.targets}
+    sums = {name for row in rows if row.names & _READS and adds(row.node) for name in row.targets}
     used: set[str] = set()
     for row in rows if sums else ():
         if row.names & sums and not row.children and not adds(row.node):

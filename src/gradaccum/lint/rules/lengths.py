@@ -1,4 +1,4 @@
-"""What a window is counted by: tails, logs, token counts, lengths of loaders and schedules."""
+"""What a window is counted by: tails, token counts, lengths of loaders."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from gradaccum.lint.facts import FINITE, Facts, View, common_loop, counted, tensor_of
+from gradaccum.lint.facts import FINITE, Facts, View, counted, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.trace import Event
-from gradaccum.lint.walk.values import Num, Seq, Thing, Value
 
 __all__ = ["GLOBAL", "RULES"]
 
@@ -19,7 +18,7 @@ def tail_divided(facts: Facts, view: View) -> Iterator[Hit]:
     if facts.opaque or facts.driven:
         return
     usual = view.usual()
-    if usual < 2:
+    if usual < 2 or any(number % usual == 0 for number in facts.trace.multiples):
         return
     for window in view.windows:
         if not 0 < len(window.fresh) < usual or window is view.windows[0] or window.lost:
@@ -35,24 +34,25 @@ def tail_divided(facts: Facts, view: View) -> Iterator[Hit]:
             return
 
 
-def log_by_updates(facts: Facts) -> Iterator[Hit]:
-    """GA205."""
-    events = facts.trace.events
-    for index, event in enumerate(events):
-        if event.kind != "average" or event.thing is None or tensor_of(event).divisors:
+def no_window(facts: Facts) -> Iterator[Hit]:
+    """GA302: the window is longer than what there is to fill it with."""
+    if facts.opaque or facts.driven or facts.repeated or not facts.backwards:
+        return
+    if any(event.kind in ("step", "escape", "autograd_grad") for event in facts.trace.events):
+        return
+    for gate in facts.trace.gates.values():
+        if gate.taken or gate.node.orelse or any(part.taken for part in facts.trace.gates.values()):
             continue
-        terms, by = event.thing.args
-        assert isinstance(terms, Num)
-        assert isinstance(by, Num)
-        passes = [at for at, other in enumerate(events[:index]) if other.kind == "backward"]
-        count = int(terms.value)
-        if not 1 < count <= len(passes):
-            continue
-        steps = sum(1 for other in events[passes[-count] : index] if other.kind == "step")
-        if by.value == steps and 0 < steps < count:
-            yield hit("GA205", event, "a loss is summed for each micro-batch, and the sum is "
-                      "divided by the number of updates: "
-                      "the logged loss grows with the length of the window")  # fmt: skip
+        inside = [event for event in facts.backwards
+                  if event.loops and event.loops[-1].node is gate.loops[-1].node]  # fmt: skip
+        if len(inside) == len(facts.backwards):
+            made = Event("gate", gate.node.test, gate.path, gate.loops)
+            yield hit(
+                "GA302",
+                made,
+                "the window is longer than the loop: the optimizer never steps",
+                (inside[-1], "backward fills gradients that nobody consumes"),
+            )
             return
 
 
@@ -124,55 +124,5 @@ def stream_length(facts: Facts) -> Iterator[Hit]:
             return
 
 
-def ahead_of_skip(facts: Facts) -> Iterator[Hit]:
-    """GA311."""
-    scaled: Event | None = None
-    for event in facts.trace.events:
-        if event.kind == "step" and "scaler" in event.flags:
-            scaled = event
-        elif event.kind == "scaler_update" and "watched" in event.flags:
-            return
-        elif event in facts.schedulers and scaled is not None and event.loops:
-            if event.loops == scaled.loops and set(event.unsure) <= set(scaled.unsure):
-                yield hit("GA311", event, "the scaler may have skipped the step, and the scheduler "
-                          "goes on all the same",
-                          (scaled, "skipped if a gradient overflowed"))  # fmt: skip
-                return
-
-
-def floor_length(facts: Facts, view: View) -> Iterator[Hit]:
-    """GA312."""
-    usual = view.usual()
-    if usual < 2 or facts.opaque:
-        return
-    flushed = [
-        window
-        for window in view.windows[1:]
-        if 0 < len(window.fresh) < usual and common_loop(window.step, window.fresh[-1]) is not None
-    ]
-    if not flushed:
-        return
-    for event in facts.schedulers:
-        thing = event.thing
-        if thing is None or thing.node is None or "planned" in thing.uses:
-            continue
-        if any(_floored(value) for value in (*thing.args, *thing.kwargs.values())):
-            made = Event("built", thing.node, event.path, (), thing)
-            yield hit("GA312", made, "the schedule is planned for `len // N` updates an epoch, but "
-                      "the loop also steps the short window at its end",
-                      (flushed[0].step, "one update more an epoch"))  # fmt: skip
-            return
-
-
-def _floored(value: Value, depth: int = 0) -> bool:
-    if isinstance(value, Num):
-        return "floor" in value.tags
-    if isinstance(value, Seq):
-        return depth < 4 and any(_floored(item, depth + 1) for item in value.items)
-    if isinstance(value, Thing):
-        return depth < 4 and any(_floored(part, depth + 1) for part in value.args)
-    return False
-
-
-RULES = (tail_divided, floor_length)
-GLOBAL = (ahead_of_skip, log_by_updates, padded_count, stream_length, unguarded_count)
+RULES = (tail_divided,)
+GLOBAL = (no_window, padded_count, stream_length, unguarded_count)

@@ -1,4 +1,4 @@
-"""GA3xx: when optimizers and schedulers step, and what is done to parameters beside them."""
+"""GA3xx: when optimizers step, and what is done to parameters beside them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from gradaccum.lint.facts import Facts, View, Window, certain, common_loop, coun
 from gradaccum.lint.rules.hits import Hit, hit
 from gradaccum.lint.walk.multiples import leaves_whole
 from gradaccum.lint.walk.trace import Event
-from gradaccum.lint.walk.values import Num, Thing, Value
 
 __all__ = ["GLOBAL", "RULES"]
 
@@ -154,7 +153,10 @@ def _tail_lost(facts: Facts, view: View) -> Iterator[Hit]:
 
 def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
     """GA303."""
-    if facts.opaque or facts.driven or len(view.windows) < 3 or facts.trace.shifted:
+    if facts.opaque or facts.driven or not view.windows or facts.trace.shifted:
+        return
+    if len(view.windows) < 3:
+        yield from _at_first(facts, view)
         return
     first = view.windows[0].step
     if not first.loops or "hook" in first.flags:
@@ -210,6 +212,27 @@ def off_by_one(facts: Facts, view: View) -> Iterator[Hit]:
     yield hit("GA303", first, f"off by one: {message}", (run[0].fresh[-1], "backward"))
 
 
+def _at_first(facts: Facts, view: View) -> Iterator[Hit]:
+    """A loop as short as the script says, that steps at its very first micro-batch."""
+    window, rest = view.windows[0], [*(other.fresh for other in view.windows[1:]), view.left]
+    step = window.step
+    if not facts.trace.exact or facts.repeated or not counted(facts) or step.unsure:
+        return
+    if len(window.fresh) != 1 or window.lost or not step.loops or step.loops[-1].index:
+        return
+    if any(other.step.node is not step.node or other.lost for other in view.windows):
+        return
+    passes = [window.fresh[0], *(event for part in rest for event in part)]
+    if len({event.node for event in passes}) > 1 or not all(
+        event.loops and event.loops[-1].entry == step.loops[-1].entry
+        and certain(view, facts, event) for event in passes
+    ):  # fmt: skip
+        return
+    if len(rest[0]) > 1:
+        yield hit("GA303", step, "off by one: the first update comes after 1 micro-batch, all "
+                  "others after a full window", (passes[0], "backward"))  # fmt: skip
+
+
 def _again(runs: list[list[Window]], sizes: list[int]) -> bool:
     """Whether each epoch has the windows of the first one, left-overs of the one before aside."""
     own = [
@@ -221,75 +244,6 @@ def _again(runs: list[list[Window]], sizes: list[int]) -> bool:
         if run[0].fresh and all(event.loops for window in run for event in window.fresh)
     ]
     return len(own) > 1 and all(other == sizes for other in own)
-
-
-def scheduler_early(facts: Facts, view: View) -> Iterator[Hit]:
-    """GA305."""
-    if facts.opaque or len(facts.views) != 1 or not facts.schedulers:
-        return
-    usual = view.usual()
-    hooked = bool(view.windows) and "hook" in view.windows[0].step.flags
-    if usual < 2 and not hooked:
-        return
-    if "prepared" in view.optimizer.uses:
-        return
-    order = {id(event): index for index, event in enumerate(facts.trace.events)}
-    for window in view.windows:
-        if hooked or len(window.fresh) != usual:
-            continue
-        start, end = order[id(window.fresh[0])], order[id(window.step)]
-        inside = [
-            event
-            for event in facts.schedulers
-            if start < order[id(event)] < end and "args" not in event.flags and event.loops
-        ]
-        for event in inside:
-            same = [other for other in inside if other.node is event.node]
-            if len(same) < usual - 1 or _stretched(event.thing, facts):
-                continue
-            if not any(mark.loops == event.loops for mark in window.fresh):
-                continue
-            yield hit(
-                "GA305",
-                event,
-                "the scheduler steps once a micro-batch, the optimizer once a window: "
-                "the schedule runs N times too fast",
-                (window.step, "the update"),
-            )
-            return
-
-
-def _stretched(thing: Thing | None, facts: Facts) -> bool:
-    if thing is None:
-        return True
-    keys: set[str] = set()
-    for value in (*thing.args, *thing.kwargs.values()):
-        keys |= _keys(value)
-    return bool(keys & facts.trace.window_keys)
-
-
-def _keys(value: Value, depth: int = 0) -> set[str]:
-    if isinstance(value, Num):
-        return set(value.tags)
-    if isinstance(value, Thing) and depth < 8:
-        return {value.key}.union(*(_keys(part, depth + 1) for part in value.args))
-    return set()
-
-
-def scheduler_in_hook(facts: Facts) -> Iterator[Hit]:
-    """GA305 inside an optimizer-in-backward hook."""
-    divisors = {
-        item.key for event in facts.backwards if event.tensor for item in event.tensor.divisors
-    }
-    if not divisors & facts.trace.window_keys:
-        return
-    if any("accelerate" in event.flags for event in facts.backwards):
-        return
-    for event in facts.schedulers:
-        if "hook" in event.flags:
-            yield hit("GA305", event, "this hook steps the scheduler in every backward, "
-                      "although the loss is divided for a window")  # fmt: skip
-            return
 
 
 def parameters_changed(facts: Facts, view: View) -> Iterator[Hit]:
@@ -407,9 +361,8 @@ def stale_forward(facts: Facts) -> Iterator[Hit]:
                     return
 
 
-RULES = (step_without_backward, tail, off_by_one, scheduler_early, parameters_changed)
+RULES = (step_without_backward, tail, off_by_one, parameters_changed)
 GLOBAL = (
-    scheduler_in_hook,
     update_tracked,
     written_unseen,
     rebound,

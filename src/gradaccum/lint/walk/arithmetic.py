@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gradaccum.lint.walk import multiples
 from gradaccum.lint.walk.counters import counts, iterations, modulus, number
 from gradaccum.lint.walk.evaluate import assign, evaluate, key_of, text
+from gradaccum.lint.walk.means import TERMS, average, count_term, weighs
 from gradaccum.lint.walk.multiples import symbols
 from gradaccum.lint.walk.values import (
     Class,
@@ -57,10 +58,12 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
     if isinstance(op, (ast.Pow, ast.Mult)) and isinstance(left, Thing) and left.kind == "grad":
         if isinstance(op, ast.Pow) or left is right:
             walker.note("square", node, left)
-    if isinstance(op, ast.Div) and isinstance(left, Thing) and isinstance(right, Num):
-        terms, loss = left.attrs.get("__terms__"), left.attrs.get("__loss__")
-        if isinstance(terms, Num) and isinstance(loss, Tensor):
-            walker.note("average", node, Thing("numbers", "", args=(terms, right)), loss)
+    if isinstance(left, Thing) and TERMS in left.attrs and isinstance(op, ast.Div):
+        average(walker, left, number(walker, right), node)
+    elif isinstance(op, ast.Mult):
+        weighed = weighs(walker, left, right, node)
+        if weighed is not None:
+            return weighed
     if isinstance(node, ast.BinOp) and multiples.is_whole(node):
         multiples.divides_evenly(walker, left, right)
     left, right = _drawn(left, right)
@@ -84,6 +87,10 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
                 tags |= {"floor"}
             if isinstance(op, ast.FloorDiv) and left.varies and right.tags:
                 tags |= {"#windows"}
+            # a share is still called by what it is one of
+            whole = right.tags and (value >= 1 or isinstance(op, ast.FloorDiv))
+            if isinstance(op, (ast.FloorDiv, ast.Div)) and (left.tags or whole):
+                tags |= {f"/{tag}" for tag in right.tags or (repr(right.value),)}
             return Num(value, tags, left.varies or right.varies)
     if isinstance(left, Seq) and isinstance(right, Seq) and isinstance(op, ast.Add):
         return Seq([*left.items, *right.items], left.depth, left.open or right.open)
@@ -108,6 +115,10 @@ def binary(walker: Walker, op: ast.operator, left: Value, right: Value, node: as
     )
     if isinstance(op, ast.Mult):
         made.uses.add("times")
+    elif isinstance(op, (ast.Div, ast.FloorDiv)):
+        made.uses.add("over")
+    elif isinstance(op, (ast.Add, ast.Sub)):
+        made.uses.add("plus")
     if isinstance(op, (ast.Div, ast.Mult)) and isinstance(left, Thing):
         made.uses.add("divided")  # whatever it is: as a loss, it is no longer the undivided one
     if _of_grad(left) or _of_grad(right):
@@ -159,6 +170,8 @@ def merged(parts: list[Tensor], node: ast.AST) -> Tensor:
         flags -= {"ungraphed"}
     if "weighted" in flags and not all("weighted" in part.flags for part in parts):
         flags -= {"weighted"}
+    if "mean" in flags and not all("mean" in part.flags for part in parts):
+        flags -= {"mean"}
     reaching = [part for part in parts if part.graph] or parts
     return Tensor(
         frozenset().union(*(part.models for part in reaching)),
@@ -303,7 +316,7 @@ def augment(
             walker.trace.scaled_keys |= symbols(value)
     result = binary(walker, node.op, current, value, node)
     if isinstance(node.op, ast.Add) and isinstance(result, Thing) and isinstance(value, Thing):
-        _count_term(result, current, value)
+        count_term(walker, result, current, value)
     if isinstance(result, Num) and walker.loops:
         result = Num(result.value, result.tags, True)
     if isinstance(result, Tensor) and not isinstance(current, Tensor):
@@ -338,20 +351,6 @@ def _of_earlier(walker: Walker, tensor: Tensor) -> bool:
             if event.tensor.forwards & tensor.forwards:
                 return False
     return True
-
-
-def _count_term(result: Thing, current: Value, value: Thing) -> None:
-    """Count the losses in a running sum, so that a mean of them can be checked."""
-    loss = value.attrs.get("__loss__")
-    before = current.attrs.get("__terms__") if isinstance(current, Thing) else Num(0)
-    known = isinstance(before, Num) and (isinstance(current, Thing) or current_is_zero(current))
-    if isinstance(loss, Tensor) and isinstance(before, Num) and known:
-        result.attrs.update({"__loss__": loss, "__terms__": Num(before.value + 1)})
-
-
-def current_is_zero(value: Value) -> bool:
-    """Whether a sum begins here."""
-    return isinstance(value, Num) and value.value == 0
 
 
 _TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)

@@ -12,7 +12,7 @@ from gradaccum.lint.walk.arithmetic import condition
 from gradaccum.lint.walk.ends import at_end
 from gradaccum.lint.walk.evaluate import evaluate, text
 from gradaccum.lint.walk.multiples import divides_evenly, rest
-from gradaccum.lint.walk.trace import SET, Doubt
+from gradaccum.lint.walk.trace import SET, Doubt, Gate
 from gradaccum.lint.walk.values import Env, Num, Thing, Value, varies
 
 if TYPE_CHECKING:
@@ -104,6 +104,11 @@ def branch(walker: Walker, node: ast.If, env: Env) -> str:
         if asked:
             walker.note("step_by_length", asked[0].node, asked[0].thing)
     if isinstance(value, bool):
+        if fork.steps and walker.loops and all(frame.exact for frame in walker.loops):
+            gate = walker.trace.gates.setdefault(
+                id(node), Gate(node, walker.paths[-1], tuple(frame.now for frame in walker.loops))
+            )
+            gate.taken |= value
         refused = value and fork.leaves and refuses
         # a script that refuses its settings does not train with them
         return walker.block(node.body if value and not refused else node.orelse, env)

@@ -16,6 +16,8 @@ from gradaccum.lint.walk.escapes import escapes
 from gradaccum.lint.walk.evaluate import evaluate, text
 from gradaccum.lint.walk.lightning import configured
 from gradaccum.lint.walk.loops import LENGTH
+from gradaccum.lint.walk.means import is_quotient, shown
+from gradaccum.lint.walk.sizes import called, sized
 from gradaccum.lint.walk.tensor_methods import tensor_method
 from gradaccum.lint.walk.trace import Frame
 from gradaccum.lint.walk.values import Class, Divisor, Env, Func, Seq, Tensor, Thing, Value
@@ -137,6 +139,14 @@ def _method(
             return tensor_method(walker, node, effects.leaf(receiver), name, args, kwargs)
         if receiver.kind == "dict" and name in ("values", "items") and _spelled_out(receiver):
             return _entries(walker, receiver, name)
+        if name == "item" and is_quotient(receiver):
+            return shown(receiver, node, name)
+        if receiver.kind == "unknown" and "__len__" in receiver.attrs:
+            count = called(receiver, name, args)
+            if count is not None:
+                whole = Thing("unknown", f"{text(node.func)}()@{node.lineno}", bool(walker.loops),
+                              node=node, depth=len(walker.loops))  # fmt: skip
+                return sized(whole, count)
         if name in _OF_LIGHTNING and not args:
             return configured(walker, receiver, _OF_LIGHTNING[name])
         handler = effects.METHODS.get(name)
@@ -262,6 +272,7 @@ def apply(
                 return _opaque(walker, node, args)
             made = merged(parts, node)
             flags = made.flags | {"sum"} if "sum" in target.uses else made.flags - {"sum"}
+            flags |= target.uses & {"mean"}
             if "class_weights" in target.uses and "sum" not in target.uses:
                 flags |= {"class_weights"}
             return made.but(divisors=(), partial=(), flags=flags)
@@ -283,6 +294,7 @@ def instantiate(
     made = Thing(kind, home.node.name, node=node, depth=len(walker.loops), args=tuple(args),
                  kwargs=dict(kwargs))  # fmt: skip
     made.attrs["__class__"] = home
+    walker.trace.made_in[id(node)] = walker.paths[-1]
     made.models = models_of([*args, *kwargs.values()])
     method = find_method(walker, home, "__init__")
     if method is not None:

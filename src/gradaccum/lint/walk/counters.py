@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from gradaccum.lint.walk.sizes import SURE
 from gradaccum.lint.walk.values import Num, Thing, Value
 
 if TYPE_CHECKING:
@@ -57,8 +58,13 @@ def modulus(walker: Walker, left: Value, right: Value, node: ast.AST) -> tuple[V
         walker.trace.window_keys.add(right.key)
         return left, right_number
     if isinstance(right, Num) and not right.tags:
+        if walker.loops and walker.loops[-1].exact:
+            return left, right
         if right.value > BIG:
-            return left, walker.symbol(f"{right.value:g}")
+            chosen = walker.symbol(f"{right.value:g}")
+            if any(many % right.value == 0 for many in walker.trace.multiples if many > SURE):
+                walker.trace.multiples.add(chosen.value)  # all windows are whole, so these are
+            return left, chosen
         if right.value > 3:
             walker.known["length"] = 11
     return left, right

@@ -11,6 +11,7 @@ from gradaccum.lint.walk.arithmetic import divided, merged
 from gradaccum.lint.walk.contents import is_low, models_of, opaque, sums
 from gradaccum.lint.walk.escapes import escapes
 from gradaccum.lint.walk.evaluate import text
+from gradaccum.lint.walk.means import LOSS
 from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -232,8 +233,14 @@ def _step(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
         walker.note("step", node, receiver, None, "closure")
     elif not engines.idle(walker, receiver):
         told = args or set(kwargs) - {"closure", "optimizer"}
+        marks = ["args"] if told else []
+        given = args[0] if args else kwargs.get("metrics")
+        if (isinstance(given, Tensor) and given.forwards) or (
+            isinstance(given, Thing) and LOSS in given.attrs
+        ):
+            marks.append("loss")
         by_hand.run_hooks(walker, node, receiver, True)
-        walker.note("step", node, receiver, None, *(["args"] if told else []))
+        walker.note("step", node, receiver, None, *marks)
         by_hand.run_hooks(walker, node, receiver, False)
     return None
 

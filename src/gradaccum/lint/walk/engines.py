@@ -53,7 +53,8 @@ def no_sync(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
 def prepare(walker: Walker, node: ast.Call, receiver: Thing, args: list[Value],
             kwargs: dict[str, Value]) -> Value:  # fmt: skip
     """Objects that an engine takes over, returned as they came."""
-    for value in args:
+    lists = [value.items if isinstance(value, Seq) else [value] for value in args]
+    for value in [part for parts in lists for part in parts]:
         if isinstance(value, Thing):
             value.uses.add("prepared")
             if ".setup" in text(node):

@@ -114,8 +114,13 @@ def _outside(walker: Walker, module: Module, name: str) -> Value:
             targets = [statement.target]
         else:
             continue
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            wanted = statement.value
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id == name:
+                wanted = statement.value
+            elif isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+                for part, value in zip(target.elts, statement.value.elts, strict=False):
+                    if isinstance(part, ast.Name) and part.id == name:
+                        wanted = value
     if wanted is None:
         return _from_star(walker, module, name)
     scope.names[name] = Thing("unknown", name)  # ends a definition in terms of itself
@@ -200,7 +205,7 @@ def _sequence(walker: Walker, env: Env, node: ast.Tuple | ast.List | ast.Set) ->
                 open_ = True
         else:
             items.append(evaluate(walker, env, item))
-    return Seq(items, len(walker.loops), open_)
+    return Seq(items, len(walker.loops), open_, text(node))
 
 
 def _dict(walker: Walker, env: Env, node: ast.Dict) -> Value:

@@ -11,9 +11,10 @@ from gradaccum.lint.walk.arithmetic import binary
 from gradaccum.lint.walk.attributes import attribute_of
 from gradaccum.lint.walk.branches import truth
 from gradaccum.lint.walk.calls import call
-from gradaccum.lint.walk.evaluate import assign, evaluate
+from gradaccum.lint.walk.evaluate import assign, evaluate, text
 from gradaccum.lint.walk.generators import yield_from, yielded
 from gradaccum.lint.walk.loops import elements
+from gradaccum.lint.walk.sizes import count_of
 from gradaccum.lint.walk.trace import Frame
 from gradaccum.lint.walk.values import Class, Env, Func, Num, Seq, Tensor, Thing, Value
 
@@ -27,7 +28,7 @@ def _comprehension(
     walker: Walker, env: Env, node: ast.ListComp | ast.SetComp | ast.GeneratorExp
 ) -> Value:
     inner = Env({}, env, env.module)
-    made = Seq([], len(walker.loops))
+    made = Seq([], len(walker.loops), key=text(node))
     pools: list[Value] = []
 
     def spin(level: int) -> None:
@@ -68,6 +69,9 @@ def _comprehension(
                          uses=uses)  # fmt: skip
     if not all(isinstance(pool, Seq) for pool in pools):
         made.open = True
+    if len(node.generators) == 1 and not node.generators[0].ifs:
+        made.count = count_of(first)
+        made.open = made.open and made.count != len(made.items)
     return made
 
 

@@ -6,11 +6,13 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from gradaccum.lint.walk import by_hand, calls, effects
+from gradaccum.lint.walk import by_hand, calls, effects, sizes
 from gradaccum.lint.walk.arithmetic import merged, symbols
 from gradaccum.lint.walk.attributes import attribute
 from gradaccum.lint.walk.contents import has_params, is_complex, is_low, models_of, opaque
 from gradaccum.lint.walk.evaluate import key_of, text
+from gradaccum.lint.walk.means import is_quotient, shown
+from gradaccum.lint.walk.sizes import KNOWN, SURE, count_of
 from gradaccum.lint.walk.values import Class, Func, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -35,8 +37,18 @@ _OPTIMIZERS = re.compile(
     re.IGNORECASE,
 )
 """Classes of optimizers that other libraries have, by how they are called."""
-_TESTS = frozenset({"isnan", "isinf", "isfinite", "argmax", "argmin", "eq", "ne", "gt", "lt", "ge",
-                    "le", "sign", "zeros_like", "ones_like", "randn_like"})  # fmt: skip
+_MEANS = frozenset({"BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "L1Loss",
+                    "MSELoss", "NLLLoss", "SmoothL1Loss"})  # fmt: skip
+_MEAN_OF = frozenset(
+    {"binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "huber_loss",
+     "l1_loss", "mse_loss", "nll_loss", "smooth_l1_loss"}
+)  # fmt: skip
+"""Criteria that are a mean over the batch, if nobody says otherwise."""
+_REDUCED = frozenset({"reduce", "reduction", "size_average"})
+_TESTS = frozenset(
+    {"isnan", "isinf", "isfinite", "argmax", "argmin", "eq", "ne", "gt", "lt", "ge", "le", "sign",
+     "zeros_like", "ones_like", "rand_like", "randn_like"}
+)  # fmt: skip
 """Functions of tensors whose results have no graph."""
 _ROUND = {"max": max, "min": min}
 _FRESH = frozenset({"zeros", "ones", "full", "randn", "rand", "empty", "tensor", "Parameter",
@@ -103,7 +115,10 @@ def external_call(
         if input_ and "create_graph" not in kwargs:
             return Tensor(flags=frozenset(("ungraphed",)), graph=False, made=node)
         return opaque(walker, node)
-    return _construct(walker, node, dotted, name, args, kwargs)
+    result = _construct(walker, node, dotted, name, args, kwargs)
+    if isinstance(result, Thing) and result.node is node:
+        sizes.sized(result, sizes.made(dotted, args, kwargs))
+    return result
 
 
 def _counts_round(value: Value) -> bool:
@@ -218,6 +233,8 @@ def _construct(
             return Thing("leaf", f"Parameter@{node.lineno}", node=node, depth=depth)
         if name.endswith("Loss"):
             uses = {"sum"} if kwargs.get("reduction") in ("sum", "none") else set()
+            if not kwargs.keys() & _REDUCED and name in _MEANS:
+                uses.add("mean")
             if name in ("CrossEntropyLoss", "NLLLoss") and (args or "weight" in kwargs):
                 uses.add("class_weights")
             return Thing("loss_fn", name, node=node, uses=uses)
@@ -252,8 +269,11 @@ def _tool(
     if name == "DataLoader":
         data = args[0] if args else kwargs.get("dataset")
         uses = {"stream"} if isinstance(data, Thing) and data.kind == "stream" else set()
-        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, kwargs=kwargs,
-                     uses=uses)  # fmt: skip
+        attrs: dict[str, Value] = {}
+        if isinstance(data, (Thing, Seq)):
+            attrs["dataset"] = data
+        return Thing("loader", f"DataLoader@{node.lineno}", node=node, depth=depth, attrs=attrs,
+                     kwargs=kwargs, uses=uses)  # fmt: skip
     return None
 
 
@@ -273,6 +293,7 @@ def _schedules(
         or "schedule" in name.lower()
     ):
         made = Thing("scheduler", name, node=node, depth=depth, args=tuple(args), kwargs=kwargs)
+        walker.trace.made_in[id(node)] = walker.paths[-1]
         for value in (*args, *kwargs.values()):
             if isinstance(value, Thing) and value.kind in ("unknown", "optimizer"):
                 value.uses.add("scheduled")
@@ -304,7 +325,9 @@ def _anything(
 ) -> Value:
     if dotted.startswith("torch.") or dotted.split(".")[0] == "functools":
         if name == "partial":
-            return opaque(walker, node)
+            made_later = opaque(walker, node)
+            made_later.args, made_later.kwargs = tuple(args), kwargs
+            return made_later
         parts = calls.tensors([*args, *kwargs.values()])
         if not parts:
             return opaque(walker, node)
@@ -315,6 +338,8 @@ def _anything(
         flags = made.flags - {"sum"}
         if name == "sum" or kwargs.get("reduction") in ("sum", "none"):
             flags |= {"sum"}
+        if name in _MEAN_OF and not kwargs.keys() & _REDUCED and len(args) < 3:
+            flags |= {"mean"}
         if name in ("cat", "concat", "stack", "concatenate"):
             flags |= {"cat"}
         if "ignore_index" in kwargs and kwargs.get("reduction") not in ("sum", "none"):
@@ -389,6 +414,8 @@ def _builtin(
             value = args[0]
             whole = float(int(value.value)) if name == "int" else value.value
             return Num(round(whole) if name == "round" else whole, value.tags, value.varies)
+        if name == "float" and (isinstance(args[0], Tensor) or is_quotient(args[0])):
+            return shown(args[0], node, name)
         return args[0] if isinstance(args[0], Thing) else opaque(walker, node)
     if name in _ROUND and args and all(isinstance(value, Num) for value in args):
         numbers = [value for value in args if isinstance(value, Num)]
@@ -424,8 +451,10 @@ def _builtin(
 
 
 def _length(walker: Walker, node: ast.Call, value: Value) -> Value:
-    if isinstance(value, Seq) and not value.open:
-        return Num(len(value.items))
+    known = count_of(value)
+    key = value.key if isinstance(value, Seq) and value.key else key_of(value)
+    if known is not None and known <= SURE:
+        return Num(known, frozenset((f"{KNOWN}{key})",)))
     if isinstance(value, Thing) and value.kind in ("range",) and value.args:
         last = value.args[-1]
         if len(value.args) == 1:
@@ -435,5 +464,5 @@ def _length(walker: Walker, node: ast.Call, value: Value) -> Value:
     if isinstance(value, Thing) and value.kind == "unknown" and value.key.endswith("[i]"):
         return Thing("unknown", f"len({value.key})", True)  # of a batch, not of a loader
     if isinstance(value, (Thing, Seq)) and not isinstance(value, Class):
-        return Num(walker.known.get("length", 8), frozenset((f"len({key_of(value)})",)))
+        return Num(walker.known.get("length", 8), frozenset((f"len({key})",)))
     return Thing("unknown", "len()", True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gradaccum.lint.files.program import Module
 from gradaccum.lint.files.slicing import Slice
 from gradaccum.lint.walk.evaluate import key_of, part_of
+from gradaccum.lint.walk.sizes import SURE, count_of
 from gradaccum.lint.walk.values import Env, Num, Seq, Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -120,6 +121,16 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
         for index, part in enumerate(value.args):
             if _endless(part) and columns[index]:
                 columns[index] = [columns[index][at % len(columns[index])] for at in range(longest)]
+        shortest = count_of(value)
+        sure = shortest is not None and (
+            shortest <= EXACT or (shortest <= SURE and _batches(walker, node, env))
+        )
+        if sure and shortest is not None:
+            for index, column in enumerate(columns):  # what is longer may have been cut short
+                if column and len(column) < shortest:
+                    columns[index] = [column[at % len(column)] for at in range(shortest)]
+        if walker.loops:
+            walker.loops[-1].exact = sure
         rows = list(zip(*columns, strict=False))
         for row in rows:
             yield Seq([item for item, _ in row]), row is rows[-1]
@@ -131,10 +142,11 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
         yield from _range(walker, node, value, env)
         return
     drawn = walker.turnings and id(node) in walker.module_slice(env.module).yielding
-    if isinstance(value, Seq) and not value.open and not drawn and len(value.items) <= EXACT:
-        for index, item in enumerate(value.items):
-            yield item, index == len(value.items) - 1
-        return
+    known = None if drawn else count_of(value)
+    if isinstance(value, Seq) and not value.open and known is not None:
+        if known <= EXACT or (known <= SURE and _batches(walker, node, env)):
+            yield from _all(walker, value.items)
+            return
     if (
         isinstance(value, Seq)
         and value.items
@@ -149,6 +161,13 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
     if isinstance(value, Thing) and value.kind == "parts":
         yield Thing("unknown", f"{value.key}[i]", True, models=value.models, args=(value,)), True
         return
+    if known is not None and (known <= EXACT or (known <= SURE and _batches(walker, node, env))):
+        key = value.key if isinstance(value, Thing) else "item"
+        yield from _all(walker, [Thing("unknown", f"{key}[i]", True, depth=len(walker.loops))
+                                 for _ in range(known)])  # fmt: skip
+        return
+    if known is not None:
+        walker.trace.multiples.add(known)
     count = trips(walker, node, env.module)
     if isinstance(value, Tensor):
         for index in range(count):
@@ -160,6 +179,20 @@ def elements(walker: Walker, node: ast.AST, value: Value, env: Env) -> Iterator[
     for index in range(count):
         # one key for all items: what is asked of one is decided alike for the others
         yield Thing("unknown", f"{key}[i]", True, depth=len(walker.loops)), index == count - 1
+
+
+def _all(walker: Walker, items: list[Value]) -> Iterator[tuple[Value, bool]]:
+    """Every item, in a loop that turns as often as the script says."""
+    if walker.loops:
+        walker.loops[-1].exact = True
+    for index, item in enumerate(items):
+        yield item, index == len(items) - 1
+
+
+def _batches(walker: Walker, node: ast.AST, env: Env) -> bool:
+    """Whether a loop is the one over micro-batches, and not over epochs of them."""
+    trips(walker, node, env.module)
+    return walker.module_slice(env.module).turns.get(id(node), 0) is None
 
 
 def _endless(value: Value) -> bool:
@@ -174,9 +207,8 @@ def _range(walker: Walker, node: ast.AST, value: Thing, env: Env) -> Iterator[tu
     if literal:
         with suppress(TypeError, ValueError):  # `range(0, 9, 0)`
             exact = range(*numbers)
-        if len(exact) <= EXACT:
-            for index in exact:
-                yield Num(index, frozenset(), True), index == exact[-1]
+        if len(exact) <= EXACT or (len(exact) <= SURE and _batches(walker, node, env)):
+            yield from _all(walker, [Num(index, frozenset(), True) for index in exact])
             return
     count = trips(walker, node, env.module)
     if literal and count == WINDOW and len(exact) >= MANY:

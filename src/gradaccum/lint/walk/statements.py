@@ -157,7 +157,8 @@ def _for(walker: Walker, node: ast.For, env: Env) -> str:
             return signal
         iterable = Thing("unknown", made[0].key)  # what it walks over is not known well enough
     items = elements(walker, node, iterable, env)
-    return _loop(walker, node, env, items, lambda item: assign(walker, env, node.target, item))
+    return _loop(walker, node, env, items, lambda item: assign(walker, env, node.target, item),
+                 iterable)  # fmt: skip
 
 
 def _loop(
@@ -166,8 +167,10 @@ def _loop(
     env: Env,
     items: Iterator[tuple[Value, bool]],
     bind: Callable[[Value], None],
+    over: Value = None,
 ) -> str:
     frame = Frame(node, walker.tick())
+    walker.trace.over[frame.entry] = over
     walker.loops.append(frame)
     shapes: list[tuple[tuple[str, int, str], ...]] = []
     budget, begun = walker.budget, len(walker.trace.events)

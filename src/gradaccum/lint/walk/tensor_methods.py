@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gradaccum.lint.walk.arithmetic import binary, merged
 from gradaccum.lint.walk.by_hand import is_one
 from gradaccum.lint.walk.effects import METHODS, alias, backward, leaf
+from gradaccum.lint.walk.means import shown
 from gradaccum.lint.walk.values import Tensor, Thing, Value
 
 if TYPE_CHECKING:
@@ -43,10 +44,9 @@ def tensor_method(
         backward(walker, node, tensor, None, kwargs, *marks)
         return None
     if name in _NUMBERS:
-        made = Thing("unknown", f"{name}@{node.lineno}", True)
-        if name == "item" and tensor.forwards:
-            made.attrs["__loss__"] = tensor
-        return made
+        if name == "item":
+            return shown(tensor, node, name)
+        return Thing("unknown", f"{name}@{node.lineno}", True)
     if name in _CUTS:
         flags = (tensor.flags | {"detached"}) - {"leaf", "running", "again"}
         return tensor.but(graph=False, flags=flags, made=node, models=frozenset(),

@@ -6,9 +6,9 @@ import ast
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gradaccum.lint.walk.values import Tensor, Thing
+from gradaccum.lint.walk.values import Tensor, Thing, Value
 
-__all__ = ["SET", "Doubt", "Event", "Frame", "Loop", "Trace"]
+__all__ = ["SET", "Doubt", "Event", "Frame", "Gate", "Loop", "Trace"]
 
 SET = "?="
 """Before a condition that only settings decide, and of which both branches were walked."""
@@ -56,6 +56,16 @@ class Event:
 
 
 @dataclass(slots=True)
+class Gate:
+    """A condition in loops that turn as often as the script says, and whether it ever held."""
+
+    node: ast.If
+    path: str
+    loops: tuple[Loop, ...]
+    taken: bool = False
+
+
+@dataclass(slots=True)
 class Trace:
     """One walk: its events, and how each unknown condition was decided."""
 
@@ -81,6 +91,14 @@ class Trace:
     """The file calls something an optimizer that steps, so nothing unnamed is taken for one."""
     exact: bool = True
     """No symbol's value had to be chosen on the way."""
+    over: dict[int, Value] = field(default_factory=dict)
+    """What each loop walks over, by the number of the time it was entered."""
+    gates: dict[int, Gate] = field(default_factory=dict)
+    """Conditions of steps whose every value is known, by their node."""
+    undone: set[int] = field(default_factory=set)
+    """Means of losses that are multiplied afterwards."""
+    made_in: dict[int, str] = field(default_factory=dict)
+    """The file of each call that made a schedule."""
 
 
 @dataclass(slots=True)
@@ -91,6 +109,8 @@ class Frame:
     entry: int
     index: int = 0
     last: bool = False
+    exact: bool = False
+    """It turns as often as the script says."""
     now: Loop = field(init=False)
 
     def __post_init__(self) -> None:

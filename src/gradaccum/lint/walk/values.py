@@ -128,6 +128,10 @@ class Seq:
     items: list[Value]
     depth: int = 0
     open: bool = False
+    key: str = ""
+    """Where it was written, if it is a list of its own."""
+    count: int | None = None
+    """How many items there are in truth, where not all of them are here."""
 
 
 @dataclass(slots=True, eq=False)
