@@ -94,8 +94,11 @@ def above_of(place: Place | None) -> list[ast.AST]:
 
 
 def loop_of(place: Place | None) -> ast.AST | None:
-    """The innermost loop around a line."""
-    return next((node for node in above_of(place) if isinstance(node, _LOOPS)), None)
+    """The innermost loop around a line; what a `for` goes over is computed outside of it."""
+    around = above_of(place)
+    if around and isinstance(around[0], ast.For):
+        around = around[1:]
+    return next((node for node in around if isinstance(node, _LOOPS)), None)
 
 
 def same_loop(first: Place | None, second: Place | None) -> bool | None:
