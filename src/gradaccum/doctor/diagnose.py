@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gradaccum.doctor.across import uneven
 from gradaccum.doctor.checks import judge
 from gradaccum.doctor.checks.story import adds
 from gradaccum.doctor.trace.model import Event as Noted
@@ -284,6 +285,8 @@ def together(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
         else replace(finding, message=f"{finding.message} (rank {_ranks(seen[key])} only)")
         for key, finding in kept.items()
     ]
+    known = {finding.code for finding in findings}
+    findings += [one for one in uneven(diagnoses) if one.code not in known]
     worst = next((d for d in diagnoses if d.findings), first) if not first.findings else first
     return replace(
         first,

@@ -15,6 +15,7 @@ from gradaccum.doctor.checks import (
     rules_lengths,
     rules_lost,
     rules_objectives,
+    rules_piling,
     rules_scaling,
     rules_schedules,
     rules_stepping,
@@ -36,6 +37,7 @@ __all__ = ["DETECTORS", "Judgement", "judge"]
 RULES = (
     rules_stepping.saved_in_mid_window,
     rules_lost.rebound,
+    *rules_piling.RULES,
     *rules_lost.RULES,
     *rules_objectives.RULES,
     *rules_absent.RULES,

@@ -10,7 +10,7 @@ from gradaccum.doctor.checks.patterns import receiver
 from gradaccum.doctor.checks.source import calls, function_of, loop_of, statement, tree_of
 from gradaccum.doctor.trace.model import Place
 
-__all__ = ["carried_over", "kept_in_loop", "kept_on_self"]
+__all__ = ["carried_over", "kept_in_loop", "kept_on_self", "made_outside"]
 
 _ADDS = ("append", "extend", "add", "put", "appendleft", "insert", "push", "enqueue")
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack", "append")
@@ -231,3 +231,51 @@ def carried_over(place: Place | None) -> Place | None:
             if line:
                 return Place(place.path, line, node.name)
     return None
+
+
+def made_outside(place: Place | None) -> Place | None:
+    """The line before a loop that computes, by a call, what the loss of each pass is made of."""
+    tree = None if place is None else tree_of(place.path)
+    loop = loop_of(place)
+    if place is None or tree is None or loop is None:
+        return None
+    body = _inner(loop)
+    names = flows(statement(place))
+    inside: set[str] = {one.id for one in ast.walk(loop) if _stored(one)}
+    for _ in range(_DEEP):
+        for node in body:
+            if isinstance(node, ast.Assign) and any(_name(t) in names for t in node.targets):
+                names |= flows(node.value)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or getattr(loop, "lineno", 0) <= node.lineno:
+            continue
+        if function_of(place.path, node) != place.function or not _computes(node.value):
+            continue
+        kind = _name(getattr(node.value, "func", None))
+        given = node.targets[0]
+        if isinstance(given, ast.Name) and given.id in names - inside and not kind[:1].isupper():
+            if not unrecorded(Place(place.path, node.lineno, "")) and _has_graph(tree, node.value):
+                return Place(place.path, node.lineno, place.function)
+    return None
+
+
+_DEEP = 4
+
+
+def _stored(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _has_graph(tree: ast.Module, value: ast.AST) -> bool:
+    """Whether an expression calls what a file makes of a class, `nn.Linear`, or a parameter."""
+    modules = {
+        one.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call | ast.Tuple)
+        for part in [node.value, *getattr(node.value, "elts", ())]
+        if isinstance(part, ast.Call) and _name(part.func)[:1].isupper()
+        for target in node.targets
+        for one in ast.walk(target)
+        if isinstance(one, ast.Name)
+    }
+    return any(isinstance(one, ast.Name) and one.id in modules for one in ast.walk(value))

@@ -22,6 +22,7 @@ __all__ = [
     "scales_its_argument",
     "squares_gradient",
     "turned_off",
+    "written_past",
 ]
 
 
@@ -364,3 +365,21 @@ def turned_off(place: Place | None) -> Place | None:
     if place is None or len(lines) != 1:
         return None
     return Place(place.path, lines[0].lineno, function_of(place.path, lines[0]))
+
+
+def written_past(place: Place | None) -> Place | None:
+    """The line of a place's function that writes to a `.data`, below the place."""
+    tree = None if place is None else tree_of(place.path)
+    for node in ast.walk(tree) if tree is not None else ():
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AugAssign) else targets
+        found = any(isinstance(one, ast.Attribute) and one.attr == "data" for one in targets)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            inner = node.func.value
+            writes = node.func.attr.endswith("_") and not node.func.attr.startswith("_")
+            found = writes and isinstance(inner, ast.Attribute) and inner.attr == "data"
+        line = getattr(node, "lineno", 0)
+        if found and place is not None and line > place.line:
+            if function_of(place.path, node) == place.function:
+                return Place(place.path, line, place.function)
+    return None

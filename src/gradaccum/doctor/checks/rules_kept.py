@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.kept import carried_over, kept_in_loop, kept_on_self
+from gradaccum.doctor.checks.kept import carried_over, kept_in_loop, kept_on_self, made_outside
 from gradaccum.doctor.checks.patterns import keeps
 from gradaccum.doctor.checks.story import place_of
 from gradaccum.doctor.trace.model import Event, Place
@@ -120,7 +120,8 @@ def differentiated_again(context: Context) -> Iterator[Hit]:
     before = [e for e in context.trace.events if e.kind == "backward" and e.n < event.n]
     where: Place | None = None
     if place is not None:
-        where = carried_over(place) or kept_in_loop(place) or kept_on_self(place.path)
+        where = carried_over(place) or kept_in_loop(place)
+        where = where or made_outside(place) or kept_on_self(place.path)
     yield from hit(
         "GA502",
         where or event,
