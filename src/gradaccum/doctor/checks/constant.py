@@ -77,7 +77,13 @@ class _Reader:
             return _NUMBER
         if isinstance(
             node,
-            ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Tuple | ast.List | ast.Starred | ast.IfExp,
+            ast.BinOp
+            | ast.UnaryOp
+            | ast.Subscript
+            | ast.Tuple
+            | ast.List
+            | ast.Starred
+            | ast.IfExp,
         ):
             parts = list(ast.iter_child_nodes(node))
             return _all([self.value(one, scope, given, deep - 1) for one in parts])
@@ -98,7 +104,11 @@ class _Reader:
         return _LIVE
 
     def each(
-        self, node: ast.GeneratorExp | ast.ListComp, scope: ast.AST, given: dict[str, _Value], deep: int
+        self,
+        node: ast.GeneratorExp | ast.ListComp,
+        scope: ast.AST,
+        given: dict[str, _Value],
+        deep: int,
     ) -> _Value:
         inner = dict(given)
         for part in node.generators:
@@ -123,7 +133,7 @@ class _Reader:
         if how == "float" and owner is not None:
             return inner  # a cast
         if how in ("detach", "detach_"):
-            return _Value(True, None, True)
+            return _Value(True, node if not inner.constant else inner.cut, True)
         if how in _MAKES:
             return _Value(True, node if not inner.constant else inner.cut, inner.meant)
         if how in _WEIGHTS or how in ("requires_grad_", "Parameter"):
@@ -200,8 +210,8 @@ class _Reader:
             for where, value in self.assigned(scope, node.id):
                 known = self.value(value, scope, given, deep)
                 place = Place(self.path, getattr(where, "lineno", 0), "")
-                if unrecorded(place) and not known.constant and self.of_weights(value):
-                    known = _Value(True, where)
+                if unrecorded(place) and not known.constant:
+                    known = _Value(True, where if self.of_weights(value) else None)
                 values.append(known)
             if not values and scope is not self.tree:
                 return self.named(node, self.tree, {}, deep)
@@ -211,7 +221,9 @@ class _Reader:
 
     def of_weights(self, node: ast.AST) -> bool:
         """Whether something is computed of all parameters of a model."""
-        return any(isinstance(one, ast.Call) and _name(one.func) in _WEIGHTS for one in ast.walk(node))
+        return any(
+            isinstance(one, ast.Call) and _name(one.func) in _WEIGHTS for one in ast.walk(node)
+        )
 
 
 def _summands(reader: _Reader, node: ast.expr, scope: ast.AST, deep: int) -> list[ast.expr]:
@@ -223,9 +235,9 @@ def _summands(reader: _Reader, node: ast.expr, scope: ast.AST, deep: int) -> lis
         return [one for part in both for one in _summands(reader, part, scope, deep - 1)]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
         left, right = (reader.value(one, scope, {}, _DEEP) for one in (node.left, node.right))
-        if right.constant and right.cut is None and not left.constant:
+        if right.constant and right.cut is None and (left.cut or not left.constant):
             return _summands(reader, node.left, scope, deep - 1)
-        if left.constant and left.cut is None and not right.constant:
+        if left.constant and left.cut is None and (right.cut or not right.constant):
             return _summands(reader, node.right, scope, deep - 1)
         return [node]
     if isinstance(node, ast.Name):
@@ -235,9 +247,15 @@ def _summands(reader: _Reader, node: ast.expr, scope: ast.AST, deep: int) -> lis
             isinstance(part, ast.BinOp) for part in parts
         )
         if parts and sums and len(parts) <= 8:
-            found = [one for part in parts if not _is(part, node.id) for one in
-                     _summands(reader, part, scope, deep - 1)]
+            found = [
+                one
+                for part in parts
+                if not _is(part, node.id)
+                for one in _summands(reader, part, scope, deep - 1)
+            ]
             return found or [node]
+        if len(parts) == len(made) == 1:
+            return parts
     return [node]
 
 
@@ -245,11 +263,11 @@ def _is(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def constant_summand(backward: Place | None) -> Place | None:
+def constant_summand(backward: Place | None) -> tuple[Place, bool] | None:
     """The line where a summand of a backward's loss lost its graph, though something of it had one.
 
     Only what is made of nothing else: a factor of a term that has a graph is left alone, and so is
-    what is detached by that name.
+    a summand that is detached as a whole. Also says whether something was detached by that name.
     """
     whole, tree = statement(backward), None if backward is None else tree_of(backward.path)
     if backward is None or tree is None or whole is None:
@@ -270,6 +288,10 @@ def constant_summand(backward: Place | None) -> Place | None:
         for one in _summands(reader, loss, scope, 6):
             value = reader.value(one, scope, {}, _DEEP)
             line = getattr(value.cut, "lineno", 0)
-            if value.constant and line and not value.meant and value.cut is not None:
-                return Place(backward.path, line, function_of(backward.path, value.cut))
+            whole_term = isinstance(one, ast.Call) and _name(one.func) in ("detach", "detach_")
+            if value.constant and line and value.cut is not None and not whole_term:
+                if value.meant and not isinstance(one, ast.Call):
+                    continue
+                place = Place(backward.path, line, function_of(backward.path, value.cut))
+                return place, value.meant
     return None

@@ -10,7 +10,7 @@ from gradaccum.doctor.checks.patterns import receiver
 from gradaccum.doctor.checks.source import calls, function_of, loop_of, statement, tree_of
 from gradaccum.doctor.trace.model import Place
 
-__all__ = ["carried_over", "kept_in_loop", "kept_on_self", "made_outside"]
+__all__ = ["carried_over", "kept_by_hook", "kept_in_loop", "kept_on_self", "made_outside"]
 
 _ADDS = ("append", "extend", "add", "put", "appendleft", "insert", "push", "enqueue")
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack", "append")
@@ -123,6 +123,51 @@ def _keeping(node: ast.AST, live: set[str]) -> str:
     return ""
 
 
+def _handed(path: str, node: ast.AST, live: set[str]) -> str:
+    """The function of the file that a call hands something live to, which keeps it."""
+    if not isinstance(node, ast.Call) or not (node.args or node.keywords):
+        return ""
+    at = [i for i, one in enumerate(node.args) if _holds(one, live) or _computes(one)]
+    name, tree = _name(node.func), tree_of(path)
+    for one in ast.walk(tree) if tree is not None and at else ():
+        if not isinstance(one, ast.FunctionDef) or one.name != name or name in ("forward", ""):
+            continue
+        method = bool(one.args.args) and one.args.args[0].arg == "self"
+        given = one.args.args[1:] if method else one.args.args
+        names = {given[i].arg for i in at if i < len(given)}
+        body = _inner(one)
+        for part in body:
+            base = _keeping(part, names)
+            root = base.split(".")[0].split("[")[0]
+            outer = root == "self" or root not in {
+                _name(t) for n in body if isinstance(n, ast.Assign) for t in n.targets
+            }
+            if base and outer and base not in names and not _renewed(body, base):
+                return ast.unparse(node.func)
+    return ""
+
+
+def kept_by_hook(path: str) -> Place | None:
+    """The line of a file where a lambda, or a function within one, keeps what it is given."""
+    tree = tree_of(path)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Lambda):
+            body = list(ast.walk(node.body))
+        elif isinstance(node, ast.FunctionDef) and [a.arg for a in node.args.args][:1] != ["self"]:
+            body = _inner(node)
+        else:
+            continue
+        if len(node.args.args) != 3:
+            continue  # module, inputs, output
+        live = {one.arg for one in node.args.args[1:]}
+        for one in body:
+            base = _keeping(one, live)
+            if base and base not in live and not _renewed(body, base):
+                line = getattr(one, "lineno", 0)
+                return Place(path, line, function_of(path, one))
+    return None
+
+
 def _inner(loop: ast.AST) -> list[ast.AST]:
     """All of a loop's body, without functions that are defined in it, in the order of lines."""
     todo: list[ast.AST] = [*getattr(loop, "body", ())]
@@ -160,7 +205,7 @@ def kept_in_loop(place: Place | None) -> Place | None:
         live = _live(body, flows(statement(at)) if loss else set())
         for names in ({loss}, live) if loss else (live,):
             for node in body:
-                base = _keeping(node, names)
+                base = _keeping(node, names) or _handed(at.path, node, names)
                 line = Place(at.path, getattr(node, "lineno", 0), at.function)
                 if base and base != loss and not _renewed(body, base):
                     if not unrecorded(line):

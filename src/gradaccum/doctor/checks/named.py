@@ -12,8 +12,10 @@ from gradaccum.doctor.trace.model import Place
 
 __all__ = [
     "attacks",
+    "batches_of_several",
     "counts_epochs",
     "gated_beside",
+    "in_plain_list",
     "limit_is_scaled",
     "made_in_forward",
     "masked_mean",
@@ -239,6 +241,26 @@ def _leaves(value: ast.expr) -> bool:
     return any(_name(one) in ("detach", "item", "data", "numpy") for one in ast.walk(value))
 
 
+def in_plain_list(path: str) -> Place | None:
+    """The line `self.x = [nn.Parameter(...), ...]` of a file, if there is just one."""
+    tree, found = tree_of(path), []
+    for node in ast.walk(tree) if tree is not None else ():
+        value = node.value if isinstance(node, ast.Assign) else None
+        if isinstance(value, ast.List | ast.ListComp | ast.Dict | ast.DictComp):
+            made = any(_name(call.func) == "Parameter" for call in _calls(value))
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if made and isinstance(target, ast.Attribute) and _name(target.value) == "self":
+                found.append(Place(path, value.lineno, function_of(path, value)))
+        if isinstance(node, ast.Call) and _name(node.func) == "append" and node.args:
+            owner = getattr(node.func, "value", None)
+            made = isinstance(node.args[0], ast.Call) and _name(node.args[0].func) == "Parameter"
+            if made and isinstance(owner, ast.Attribute) and _name(owner.value) == "self":
+                lists = [v for v in _values(path, owner.attr) if isinstance(v, ast.List)]
+                if lists and len(lists) == len(_values(path, owner.attr)):
+                    found.append(Place(path, node.lineno, function_of(path, node)))
+    return found[0] if len(found) == 1 else None
+
+
 def made_in_forward(path: str) -> Place | None:
     """The line of a file's `forward` that makes a new parameter, if there is just one."""
     tree = tree_of(path)
@@ -383,7 +405,13 @@ def means_by_samples(backward: Place | None) -> tuple[Place, Place] | None:
     loop = next((n for n in above_of(backward) if isinstance(n, ast.For)), None)
     name = receiver(statement(backward), plain=True)
     tree = tree_of(backward.path) if backward is not None else None
-    if loop is None or not name or tree is None or backward is None or not _batches(backward.path):
+    if (
+        loop is None
+        or not name
+        or tree is None
+        or backward is None
+        or not batches_of_several(backward.path)
+    ):
         return None
     added = {
         node.target.id: node.lineno
@@ -418,7 +446,7 @@ def _samples(node: ast.expr, loop: ast.For) -> bool:
     )
 
 
-def _batches(path: str) -> bool:
+def batches_of_several(path: str) -> bool:
     """Whether all of a file's loaders are told a batch size, and none that it may be one."""
     sizes = [
         [one.value for one in call.keywords if one.arg == "batch_size"] or call.args[1:2]

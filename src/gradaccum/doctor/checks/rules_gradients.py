@@ -8,6 +8,7 @@ from itertools import pairwise
 from gradaccum.doctor.checks.certain import divided_log, divisor_of_gradient, is_count
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
+from gradaccum.doctor.checks.patterns import sends_gradient
 from gradaccum.doctor.checks.source import gated
 from gradaccum.doctor.checks.story import place_of, usual
 from gradaccum.doctor.checks.sums import own_sum, plain_mean
@@ -134,8 +135,8 @@ def sum_not_divided(context: Context) -> Iterator[Hit]:
             "GA201",
             place,
             f"the gradients of {len(micros)} micro-batches are summed, each of a mean, and nothing "
-            f"divides: the update is {len(micros)} times the mean ({plural(len(updates), 'update')} "
-            "in what was looked at)",
+            f"divides: the update is {len(micros)} times the mean "
+            f"({plural(len(updates), 'update')} in what was looked at)",
             (own.added, "added up here"),
             (line, "the step"),
             mend="Divide the sum by the number of micro-batches where `.grad` is set.",
@@ -155,4 +156,36 @@ def _undivided(context: Context, event: Event) -> bool:
     )
 
 
-RULES = (divided_each_time, logged_too_small, never_cleared, sum_not_divided)
+def exchanged_each_time(context: Context) -> Iterator[Hit]:
+    """GA601: a script sends the sum so far between its ranks after every micro-batch."""
+    for line, windows in context.lines():
+        for window in windows:
+            micros = context.story.micros(window)
+            writes = [e for e in window.of("write") if e.get("target") == "grad"]
+            gaps = [[e for e in writes if a.n < e.n < b.n] for a, b in pairwise(micros)]
+            if len(micros) < 2 or not window.whole or not all(gaps):
+                continue
+            sent = next((x for e in gaps[0] if (x := sends_gradient(place_of(e)))), None)
+            if sent is None:
+                continue
+            place, divided = sent
+            yield from hit(
+                "GA601",
+                place,
+                f"ranks exchange their gradients {len(micros)} times an update instead of once"
+                + (
+                    ""
+                    if divided
+                    else ", and sum what they have summed before: the first micro-batch is "
+                    "multiplied by the ranks with each time"
+                )
+                + f" ({plural(context.updates(windows), 'update')})",
+                (micros[1], "the next micro-batch is added to what was exchanged"),
+                (line, "the step"),
+                severity="" if divided else "error",
+                mend="Exchange the sum of the window once, right before the step.",
+            )
+            return
+
+
+RULES = (exchanged_each_time, divided_each_time, logged_too_small, never_cleared, sum_not_divided)

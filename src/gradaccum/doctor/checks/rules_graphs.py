@@ -159,15 +159,17 @@ def part_without_graph(context: Context) -> Iterator[Hit]:
         if event.kind == "backward" and event.get("constant") and place is not None:
             seen.setdefault(place, []).append(event)
     for place, events in seen.items():
-        line = constant_summand(place)
-        if line is None or not any(e.get("arrived") for e in events):
+        found = constant_summand(place)
+        if found is None or not any(e.get("arrived") for e in events):
             continue
+        line, meant = found
         yield from hit(
             "GA503",
             line,
             "a term of the loss has no graph from here on: it is added as a number, its weight in "
             f"the gradient is 0 ({plural(len(events), 'backward')} in what was looked at)",
             (events[0], "this backward brings nothing of it"),
+            severity="note" if meant else "",
             mend="Compute the term with its graph: without `.data`, `.item()` or `no_grad`, and "
             "with `create_graph=True` where it is made of a gradient.",
         )

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.kept import carried_over, kept_in_loop, kept_on_self, made_outside
+from gradaccum.doctor.checks.kept import (
+    carried_over,
+    kept_by_hook,
+    kept_in_loop,
+    kept_on_self,
+    made_outside,
+)
 from gradaccum.doctor.checks.patterns import keeps
 from gradaccum.doctor.checks.story import place_of
 from gradaccum.doctor.trace.model import Event, Place
@@ -60,7 +66,8 @@ def _keeps_parts(context: Context) -> Iterator[Hit]:
             continue
         place = place_of(event)
         where = kept_in_loop(place)
-        where = where or (kept_on_self(place.path) if place is not None else None)
+        if place is not None:
+            where = where or kept_on_self(place.path) or kept_by_hook(place.path)
         if where is None and held < _SURE:
             continue
         yield from hit(
@@ -89,7 +96,7 @@ def keeps_what_validates(context: Context) -> Iterator[Hit]:
         place = place_of(run[0]) if run else None
         if place is None or len(run) < 3 or any(e.get("nograd") for e in run):
             continue
-        later = [one for one in runs[number + 1 :]][:1]
+        later = runs[number + 1 : number + 2]
         if place.function in trained or place.function == "<module>" or (later and not later[0]):
             continue  # what follows may differentiate it
         where = kept_in_loop(place)

@@ -29,9 +29,7 @@ def hooks_pile_up(context: Context) -> Iterator[Hit]:
     for events in seen.values():
         counts = [e.get("count") or 0 for e in events]
         grows = len(events) >= 3 and counts == list(range(counts[0], counts[0] + len(counts)))
-        passes = [
-            e for e in context.trace.events if e.kind == "backward" and events[0].n < e.n
-        ]
+        passes = [e for e in context.trace.events if e.kind == "backward" and events[0].n < e.n]
         between = len(passes) >= 2 and events[-1].n > passes[-2].n
         function = hook_function(place_of(events[0])) if grows and between else None
         if function is None or not _scales(function):
@@ -79,7 +77,9 @@ def frozen_and_moved(context: Context) -> Iterator[Hit]:
         if not any(e.kind == "backward" and e.n < event.n for e in events):
             continue
         moved = params & set(steps[-1].get("changed", ()))
-        names = ", ".join(f"`{p.name or p.shape}`" for p in context.trace.params if p.index in moved)
+        names = ", ".join(
+            f"`{p.name or p.shape}`" for p in context.trace.params if p.index in moved
+        )
         yield from hit(
             "GA104",
             event,
@@ -149,7 +149,7 @@ def validated_into_the_update(context: Context) -> Iterator[Hit]:
             f"next update of the training uses ({plural(len(bad), 'update')} of {len(windows)} in "
             "what was looked at)",
             (line, "this step uses it"),
-            mend="Validate under `torch.no_grad()` without a backward, or clear the gradients after.",
+            mend="Validate under `torch.no_grad()` without a backward, or clear the gradients.",
         )
         return
 
@@ -186,9 +186,10 @@ def gradients_of_copies(context: Context) -> Iterator[Hit]:
         if len(copies) < 2 or len(copies) < len(came):
             continue
         where = next((w for e in asked[:1] if (w := written_past(place_of(e))) is not None), None)
+        given = None if asked else optimizer.user or optimizer.at
         yield from hit(
             "GA309",
-            where or copies[0],
+            where or given or copies[0],
             f"the parameters that {optimizer.kind} owns never get a gradient: the losses are those "
             "of copies"
             + (", which are moved through `.data`, past the graph" if where is not None else "")
@@ -209,4 +210,10 @@ def _copies(came: list[tuple[int, ...]], own: list[tuple[int, ...]]) -> bool:
     return times > 0 and came == sorted(own * times)
 
 
-RULES = (gradients_of_copies, hooks_pile_up, frozen_and_moved, schedule_of_another, validated_into_the_update)
+RULES = (
+    gradients_of_copies,
+    hooks_pile_up,
+    frozen_and_moved,
+    schedule_of_another,
+    validated_into_the_update,
+)

@@ -11,7 +11,18 @@ from gradaccum.doctor.trace.model import Place
 
 __all__ = ["OwnSum", "own_sum", "plain_mean"]
 
-_SAME = {"clone", "detach", "view_as", "reshape", "view", "to", "float", "contiguous", "get", "data"}
+_SAME = {
+    "clone",
+    "detach",
+    "view_as",
+    "reshape",
+    "view",
+    "to",
+    "float",
+    "contiguous",
+    "get",
+    "data",
+}
 _CLEARS = {
     "zero_", "fill_", "clear", "copy_", "mul_", "sub_", "div_", "set_", "_foreach_zero_", "pop",
     "_foreach_mul_", "_foreach_div_", "_foreach_sub_", "zeros_like", "new_zeros",
@@ -36,7 +47,7 @@ def _name(node: ast.AST | None) -> str:
 
 
 def _base(node: ast.AST) -> tuple[str, bool]:
-    """What an expression is an element, a part or a copy of, and whether it is scaled on the way."""
+    """What an expression is an element, a part or a copy of, and whether it is scaled."""
     scaled = False
     while True:
         if isinstance(node, ast.Subscript):
@@ -93,7 +104,10 @@ def _plain_gradient(node: ast.AST) -> tuple[bool, bool]:
     )
     odd = any(
         (isinstance(one, ast.BinOp) and not isinstance(one.op, ast.Div | ast.Mult | ast.Add))
-        or (isinstance(one, ast.Call) and _name(one.func) in ("pow", "square", "abs", "sqrt", "norm"))
+        or (
+            isinstance(one, ast.Call)
+            and _name(one.func) in ("pow", "square", "abs", "sqrt", "norm")
+        )
         for one in ast.walk(node)
     )
     two = sum(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node)) > 1

@@ -148,9 +148,9 @@ class Leaves:
                         leaf.thread = 0 if leaf.thread in (0, *self.running - {thread}) else thread
                     found.append(leaf)
             children = [child for child, _ in node.next_functions if child is not None]
-            if first is not None and children and len(first) < FIRST:
-                if all(hasattr(child, "variable") for child in children):
-                    first.append(node)
+            room = first is not None and children and len(first) < FIRST
+            if first is not None and room and all(hasattr(c, "variable") for c in children):
+                first.append(node)
             todo.extend(children)
         return found
 
