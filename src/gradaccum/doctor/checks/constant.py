@@ -35,10 +35,13 @@ class _Value:
     """Where something that had one lost it."""
     meant: bool = False
     """Whether it was detached by name, and so on purpose."""
+    trained: bool = False
+    """Whether it is known to be made of parameters: of a model's, or by calling a module."""
 
 
 _NUMBER = _Value(True)
 _LIVE = _Value(False)
+_TRAINED = _Value(False, trained=True)
 
 
 def _all(values: list[_Value]) -> _Value:
@@ -48,7 +51,14 @@ def _all(values: list[_Value]) -> _Value:
         all(one.constant for one in values),
         cuts[0] if cuts else None,
         any(one.meant for one in values),
+        any(one.trained for one in values),
     )
+
+
+def _without(inner: _Value, node: ast.AST, meant: bool = False) -> _Value:
+    """What is left of a value by something that takes its graph away."""
+    cut = node if inner.trained and not inner.constant else inner.cut
+    return _Value(True, cut, meant or inner.meant)
 
 
 @dataclass
@@ -73,7 +83,10 @@ class _Reader:
             return self.attribute(node, scope, given, deep - 1)
         if isinstance(node, ast.GeneratorExp | ast.ListComp):
             return self.each(node, scope, given, deep - 1)
-        if isinstance(node, ast.operator | ast.unaryop | ast.cmpop | ast.expr_context | ast.Slice):
+        if isinstance(
+            node,
+            ast.Compare | ast.operator | ast.unaryop | ast.cmpop | ast.expr_context | ast.Slice,
+        ):
             return _NUMBER
         if isinstance(
             node,
@@ -94,7 +107,7 @@ class _Reader:
     ) -> _Value:
         if node.attr == "data":
             inner = self.value(node.value, scope, given, deep)
-            return _Value(True, inner.cut if inner.constant else node, inner.meant)
+            return _without(inner, node)
         if node.attr == "grad":
             return _Value(True, node)
         if node.attr in ("shape", "dtype", "device", "ndim", "pi", "inf"):
@@ -129,18 +142,19 @@ class _Reader:
         values = [self.value(one, scope, given, deep) for one in (*parts, *given_to)]
         inner = _all(values)
         if how in _NUMBERS and (owner is not None) != (how == "float"):
-            return _Value(True, node if not inner.constant else inner.cut, inner.meant)
+            return _without(inner, node)
         if how == "float" and owner is not None:
             return inner  # a cast
         if how in ("detach", "detach_"):
-            return _Value(True, node if not inner.constant else inner.cut, True)
+            return _without(inner, node, True)
         if how in _MAKES:
-            return _Value(True, node if not inner.constant else inner.cut, inner.meant)
+            return _without(inner, node)
         if how in _WEIGHTS or how in ("requires_grad_", "Parameter"):
-            return _LIVE
+            return _TRAINED
         if owner is not None and (_name(owner) in _LIBRARIES or isinstance(owner, ast.expr)):
-            library = _name(owner) in _LIBRARIES
-            return inner if library or values[0].constant else _LIVE
+            if _name(owner) in _LIBRARIES or values[0].constant or values[0].trained:
+                return inner
+            return _TRAINED if self.is_module(node.func) else _LIVE
         if isinstance(node.func, ast.Name):
             return self.function(node, inner, scope, given, deep)
         return _LIVE
@@ -167,8 +181,23 @@ class _Reader:
                 return self.value(returned[0], one, mine, deep)
         made = self.assigned(self.tree, name)
         losses = [v for _, v in made if isinstance(v, ast.Call) and _name(v.func).endswith("Loss")]
-        pure = name in _PURE or (made and len(losses) == len(made))
-        return inner if pure else _LIVE
+        if name in _PURE or (made and len(losses) == len(made)):
+            return inner
+        return _TRAINED if self.is_module(node.func) else _LIVE
+
+    def is_module(self, called: ast.expr) -> bool:
+        """Whether what is called is everywhere made by calling a class, as a module is."""
+        name = _name(called)
+        made = [
+            node.value
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if _name(target) == name
+        ]
+        return bool(made) and all(
+            isinstance(one, ast.Call) and _name(one.func)[:1].isupper() for one in made
+        )
 
     def assigned(self, scope: ast.AST, name: str) -> list[tuple[ast.AST, ast.expr]]:
         """What a scope gives a name, functions within it left out."""

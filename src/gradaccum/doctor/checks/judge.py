@@ -37,8 +37,9 @@ __all__ = ["DETECTORS", "Judgement", "judge"]
 RULES = (
     rules_stepping.saved_in_mid_window,
     rules_lost.rebound,
-    *rules_piling.RULES,
+    *rules_piling.FIRST,
     *rules_lost.RULES,
+    *rules_piling.RULES,
     *rules_objectives.RULES,
     *rules_absent.RULES,
     *rules_clipping.RULES,

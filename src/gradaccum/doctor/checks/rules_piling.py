@@ -9,9 +9,9 @@ from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
 from gradaccum.doctor.checks.patterns import hook_function, written_past
 from gradaccum.doctor.checks.story import Window, place_of
-from gradaccum.doctor.trace.model import Event
+from gradaccum.doctor.trace.model import Event, Param
 
-__all__ = ["RULES"]
+__all__ = ["FIRST", "RULES"]
 
 _CHECKS = {
     "val", "valid", "validate", "validation", "eval", "evaluate", "evaluation", "test", "testing",
@@ -77,9 +77,8 @@ def frozen_and_moved(context: Context) -> Iterator[Hit]:
         if not any(e.kind == "backward" and e.n < event.n for e in events):
             continue
         moved = params & set(steps[-1].get("changed", ()))
-        names = ", ".join(
-            f"`{p.name or p.shape}`" for p in context.trace.params if p.index in moved
-        )
+        still = [p for p in context.trace.params if p.index in moved]
+        names = ", ".join(f"`{p.name or p.shape}`" for p in still)
         yield from hit(
             "GA104",
             event,
@@ -163,14 +162,27 @@ def _checks(event: Event) -> bool:
     return place is not None and _in_check(place.function)
 
 
-def gradients_of_copies(context: Context) -> Iterator[Hit]:
+def gradients_of_new_copies(context: Context) -> Iterator[Hit]:
     """GA309: each step of an optimizer finds no gradient, for they came to copies, soon gone."""
+    yield from _gradients_of_copies(context, soon_gone=True)
+
+
+def gradients_of_copies(context: Context) -> Iterator[Hit]:
+    """GA309: the same where the copies stay: the optimizer was given others."""
+    yield from _gradients_of_copies(context, soon_gone=False)
+
+
+def _gradients_of_copies(context: Context, soon_gone: bool) -> Iterator[Hit]:
     trace = context.trace
     params = {p.index: p for p in trace.params}
     for optimizer in trace.optimizers:
         own = set(optimizer.params)
         steps = [e for e in context.steps if e.get("optimizer") == optimizer.index]
-        if len(steps) < 2 or any(not own <= set(e.get("idle", ())) for e in steps):
+        if (
+            optimizer.index in context.faulty
+            or len(steps) < 2
+            or any(not own <= set(e.get("idle", ())) for e in steps)
+        ):
             continue
         if any(e.get("changed") or e.get("closure") for e in steps):
             continue
@@ -179,11 +191,12 @@ def gradients_of_copies(context: Context) -> Iterator[Hit]:
         copies = [
             e
             for e in came
-            if all(not params[i].owners and params[i].is_parameter for i in e.get("arrived", ()))
+            if all(_free(context, params[i]) for i in e.get("arrived", ()))
             and _copies(sorted(params[i].shape for i in e.get("arrived", ())), shapes)
         ]
         asked = [e for e in trace.events if e.kind == "grad"]
-        if len(copies) < 2 or len(copies) < len(came):
+        once = all(params[i].arrivals == 1 for e in copies for i in e.get("arrived", ()))
+        if len(copies) < 2 or len(copies) < len(came) or once is not soon_gone:
             continue
         where = next((w for e in asked[:1] if (w := written_past(place_of(e))) is not None), None)
         given = None if asked else optimizer.user or optimizer.at
@@ -204,12 +217,18 @@ def gradients_of_copies(context: Context) -> Iterator[Hit]:
         context.explained.update(i for e in copies for i in e.get("arrived", ()))
 
 
+def _free(context: Context, param: Param) -> bool:
+    """Whether no optimizer owns a parameter, and no finding explains why."""
+    return param.is_parameter and not param.owners and param.index not in context.explained
+
+
 def _copies(came: list[tuple[int, ...]], own: list[tuple[int, ...]]) -> bool:
     """Whether shapes are those of one or several copies."""
     times = len(came) // len(own) if own else 0
     return times > 0 and came == sorted(own * times)
 
 
+FIRST = (gradients_of_new_copies,)
 RULES = (
     gradients_of_copies,
     hooks_pile_up,

@@ -188,7 +188,7 @@ def narrow_log(context: Context) -> Iterator[Hit]:
             return
 
 
-def follows_each_time(context: Context) -> Iterator[Hit]:
+def _follows_each_time(context: Context) -> Iterator[Hit]:
     """GA317: an average of the weights is moved between the micro-batches of an update."""
     trace = context.trace
     shapes = {p.index: p.shape for p in trace.params}
@@ -224,7 +224,13 @@ def follows_each_time(context: Context) -> Iterator[Hit]:
             return
 
 
-def follows_by_its_source(context: Context) -> Iterator[Hit]:
+def follows(context: Context) -> Iterator[Hit]:
+    """GA317, by the writes that were seen, or else by the source."""
+    seen = list(_follows_each_time(context))
+    yield from seen or _follows_by_its_source(context)
+
+
+def _follows_by_its_source(context: Context) -> Iterator[Hit]:
     """GA317: the same for an average in tensors that are no leaves, and which no run shows."""
     for line, windows in context.lines():
         for window in windows:
@@ -295,8 +301,7 @@ def checkpointed_constant(context: Context) -> Iterator[Hit]:
 
 RULES = (
     checkpointed_constant,
-    follows_each_time,
-    follows_by_its_source,
+    follows,
     lost_in_rounding,
     written_behind,
     added_to_none,
