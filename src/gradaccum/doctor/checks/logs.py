@@ -9,7 +9,7 @@ from gradaccum.doctor.checks.patterns import receiver
 from gradaccum.doctor.checks.source import above_of, function_of, parents, statement, tree_of
 from gradaccum.doctor.trace.model import Place
 
-__all__ = ["never_begun_anew", "samples_by_batches"]
+__all__ = ["divides_what_is_left", "never_begun_anew", "samples_by_batches"]
 
 
 def _sums(loop: ast.AST) -> dict[str, ast.AugAssign]:
@@ -70,6 +70,42 @@ def samples_by_batches(backward: Place | None) -> tuple[Place, Place] | None:
             if ast.unparse(by.args[0]) in loaders and function == backward.function:
                 at = Place(backward.path, added[total], function)
                 return Place(backward.path, node.lineno, function), at
+    return None
+
+
+def divides_what_is_left(backward: Place | None) -> tuple[Place, Place] | None:
+    """Where a sum that the loop sets back to zero now and then is divided by all of its passes.
+
+    And where it is set back.
+    """
+    loop = next((n for n in above_of(backward) if isinstance(n, ast.For)), None)
+    name = receiver(statement(backward), plain=True)
+    tree = tree_of(backward.path) if backward is not None else None
+    if loop is None or not name or backward is None or tree is None:
+        return None
+    sums = {n for n, a in _sums(loop).items() if _item(a.value, name)}
+    zeros = {
+        target.id: node.lineno
+        for over in ast.walk(loop)
+        if isinstance(over, ast.If)
+        for node in ast.walk(over)
+        if isinstance(node, ast.Assign) and getattr(node.value, "value", None) == 0
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    iterated = {ast.unparse(one) for one in ast.walk(loop.iter) if isinstance(one, ast.expr)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+            continue
+        by = node.right
+        counted = isinstance(by, ast.Call) and getattr(by.func, "id", "") == "len" and by.args
+        total = getattr(node.left, "id", "")
+        after = node.lineno > (loop.end_lineno or 0)
+        if total in sums & zeros.keys() and counted and after and isinstance(by, ast.Call):
+            if ast.unparse(by.args[0]) in iterated:
+                at = Place(backward.path, zeros[total], backward.function)
+                if function_of(backward.path, node) == backward.function:
+                    return Place(backward.path, node.lineno, backward.function), at
     return None
 
 

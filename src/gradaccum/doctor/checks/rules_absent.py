@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.logs import never_begun_anew, samples_by_batches
+from gradaccum.doctor.checks.logs import divides_what_is_left, never_begun_anew, samples_by_batches
 from gradaccum.doctor.checks.named import (
     gated_beside,
     in_plain_list,
@@ -215,6 +215,18 @@ def logged_by_batches(context: Context) -> Iterator[Hit]:
                 (added, "a batch's loss times its samples is added here"),
                 severity="note",
                 mend="Divide by `len(loader.dataset)`, or by the samples that were seen.",
+            )
+            return
+        left = divides_what_is_left(place)
+        if left is not None:
+            yield from hit(
+                "GA205",
+                left[0],
+                "this divides by all passes what was added up since the sum was last set back to "
+                "zero: the mean that is shown is too small",
+                (left[1], "set back to zero here, now and then"),
+                severity="note",
+                mend="Keep one sum for each of the two means.",
             )
             return
         running = never_begun_anew(place)

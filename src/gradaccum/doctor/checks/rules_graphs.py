@@ -396,7 +396,8 @@ def left_in_eval(context: Context) -> Iterator[Hit]:
         end = back[0].n if back else 1 << 62
         later = [e for e in context.trace.events if e.kind == "backward" and mode.n < e.n < end]
         inside = [e for e in later if index in e.get("eval", ())]
-        if len(inside) >= 2:
+        used = any(context.story.used.get(e.get("b", -1)) for e in inside)
+        if len(inside) >= 2 and used and any(mode.n < e.n < end for e in context.steps):
             yield from hit(
                 "GA703",
                 mode,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, figure, hit, plural
-from gradaccum.doctor.checks.source import gate, gate_counts, gate_divides
+from gradaccum.doctor.checks.source import gate, gate_counts, gate_divides, unbracketed
 from gradaccum.doctor.checks.story import Window, inside, place_of
-from gradaccum.doctor.checks.weights import Series
+from gradaccum.doctor.checks.weights import Series, close
 from gradaccum.doctor.trace.model import Event, Place
 
 __all__ = ["RULES"]
@@ -187,6 +187,9 @@ def irregular(context: Context) -> Iterator[Hit]:
         inner = set(lengths[1:])
         if len(inner) < 3 or not context.gated(windows[0], line) or not gate_counts(line):
             continue
+        terms = [one for _, found in context.plain(windows) for one in found]
+        if terms and all(one.known and close(one.total, 1.0) for one in terms):
+            continue  # as many as it is divided by, each time
         shown = ", ".join(map(str, lengths[:8]))
         yield from hit(
             "GA303",
@@ -197,4 +200,24 @@ def irregular(context: Context) -> Iterator[Hit]:
         )
 
 
-RULES = (wrong_length, irregular)
+def without_brackets(context: Context) -> Iterator[Hit]:
+    """GA303: `i + 1 % n == 0` is `i + (1 % n) == 0`, and so never, or only at the beginning."""
+    for line, windows in context.lines():
+        micros = context.story.micros(windows[0])
+        condition = gate(line, place_of(micros[-1])) if micros else None
+        number = unbracketed(condition)
+        if not number or condition is None:
+            continue
+        lengths = ", ".join(str(len(window.fresh)) for window in windows[:8])
+        yield from hit(
+            "GA303",
+            condition,
+            f"`{number}` takes the remainder of 1 before it adds, so this does not count: updates "
+            f"hold {lengths} micro-batches",
+            (line, "the step"),
+            mend="Put the sum in brackets: `(i + 1) % n == 0`.",
+        )
+        context.settled.add(line)
+
+
+RULES = (without_brackets, wrong_length, irregular)

@@ -101,10 +101,6 @@ def schedule_of_another(context: Context) -> Iterator[Hit]:
         if old is None:
             continue
         moves = [e for e in trace.events if e.kind == "schedule" and e.get("scheduler") == number]
-        if len(moves) < 2 or any(
-            e.get("optimizer") == old.index and e.n > made.n for e in context.steps
-        ):
-            continue
         for new in trace.optimizers:
             born = [
                 e
@@ -113,6 +109,10 @@ def schedule_of_another(context: Context) -> Iterator[Hit]:
             ]
             if not born or not new.steps or not set(new.params) & set(old.params):
                 continue
+            late = [e for e in moves if e.n > born[0].n]
+            stepped = {e.get("optimizer") for e in context.steps if e.n > born[0].n}
+            if len(late) < 2 or old.index in stepped or new.index not in stepped:
+                continue
             if any(e.kind == "scheduler" and e.get("optimizer") == new.index for e in trace.events):
                 continue
             yield from hit(
@@ -120,10 +120,40 @@ def schedule_of_another(context: Context) -> Iterator[Hit]:
                 born[0],
                 f"{new.kind} is made after the scheduler, which goes on moving the rate of the "
                 f"{old.kind} that was made first and never steps again: the rate of this one stays "
-                f"({plural(len(moves), 'step')} of the scheduler in what was looked at)",
+                f"({plural(len(late), 'step')} of the scheduler in what was looked at)",
                 (made, "the scheduler was given the first one"),
-                (moves[0], "it steps here"),
+                (late[0], "it steps here"),
                 mend="Make the scheduler after the optimizer that is used, or keep the first one.",
+            )
+            return
+
+
+def loaded_and_made_anew(context: Context) -> Iterator[Hit]:
+    """GA304: a state is loaded into an optimizer that another takes the place of."""
+    trace = context.trace
+    optimizers = {o.index: o for o in trace.optimizers}
+    for event in trace.events:
+        old = optimizers.get(event.get("optimizer", -1)) if event.kind == "load" else None
+        if old is None or any(
+            e.get("optimizer") == old.index and e.n > event.n for e in context.steps
+        ):
+            continue
+        for made in trace.events:
+            new = optimizers.get(made.get("optimizer", -1)) if made.kind == "optimizer" else None
+            if new is None or made.n < event.n or set(new.params) != set(old.params):
+                continue
+            if not new.steps or any(
+                e.kind == "load" and e.get("optimizer") == new.index for e in trace.events
+            ):
+                continue
+            yield from hit(
+                "GA304",
+                made,
+                f"{new.kind} is made over the same parameters after a state was loaded into "
+                "another, which never steps again: this one begins without a state "
+                f"({plural(new.steps, 'step')})",
+                (event, "the state was loaded here"),
+                mend="Load the state into the optimizer that steps, after it was made.",
             )
             return
 
@@ -134,7 +164,8 @@ def validated_into_the_update(context: Context) -> Iterator[Hit]:
         bad: list[tuple[Window, list[Event]]] = []
         for window in windows:
             micros = context.story.micros(window)
-            checks = [e for e in micros if _checks(e)]
+            base = set(micros[-1].get("eval", ())) if micros else set()
+            checks = [e for e in micros if _checks(e) or set(e.get("eval", ())) - base]
             own = [e for e in micros if e not in checks]
             if checks and own and window.whole and checks[-1].n < own[0].n:
                 bad.append((window, checks))
@@ -234,5 +265,6 @@ RULES = (
     hooks_pile_up,
     frozen_and_moved,
     schedule_of_another,
+    loaded_and_made_anew,
     validated_into_the_update,
 )

@@ -12,6 +12,7 @@ from gradaccum.doctor.checks.certain import (
     logged_by_updates,
     reads_gradients,
     repeats,
+    thrown_away,
 )
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
@@ -96,6 +97,24 @@ def read_of_none(context: Context) -> Iterator[Hit]:
                 f"this raises ({len(frozen)} frozen, {len(none) - len(frozen)} not used by the "
                 "loss)",
                 (event, "this backward reached the others"),
+            )
+            return
+
+
+def computed_and_lost(context: Context) -> Iterator[Hit]:
+    """GA306: a new value of each parameter is computed beside the step, and kept nowhere."""
+    for line in dict.fromkeys(place for e in context.steps if (place := place_of(e)) is not None):
+        found = thrown_away(line)
+        if found is not None:
+            where, written = found
+            yield from hit(
+                "GA306",
+                where,
+                f"`{written}(...)` returns a new tensor, which is kept nowhere: nothing is changed "
+                f"by this line ({plural(len(context.steps), 'step')} beside it in what was looked "
+                "at)",
+                (line, "the step"),
+                mend=f"Write in place, `{written}_(...)`, under `torch.no_grad()`.",
             )
             return
 
@@ -307,6 +326,7 @@ RULES = (
     added_to_none,
     read_of_none,
     collected_twice,
+    computed_and_lost,
     logged,
     narrow_log,
 )

@@ -26,6 +26,7 @@ __all__ = [
     "same_loop",
     "statement",
     "tree_of",
+    "unbracketed",
 ]
 
 _MOST = 2_000_000
@@ -227,6 +228,18 @@ def gate_counts(step: Place | None) -> bool:
                     for one in ast.walk(node.test)
                 )
     return False
+
+
+def unbracketed(condition: Place | None) -> str:
+    """A part `i + 1 % n` of a condition, as it is written; empty if there is none."""
+    node = statement(condition)
+    for one in ast.walk(node.test) if isinstance(node, ast.If) else ():
+        if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add):
+            right = one.right
+            if isinstance(right, ast.BinOp) and isinstance(right.op, ast.Mod):
+                if isinstance(right.left, ast.Constant) and not isinstance(one.left, ast.Constant):
+                    return ast.unparse(one)
+    return ""
 
 
 def gate_divides(step: Place | None, backward: Place | None, number: int | None) -> bool:
