@@ -56,7 +56,7 @@ def diagnose(trace: Trace, script: str, status: int | None = None) -> Diagnosis:
         script: what to call what was run.
         status: its exit status, where somebody saw it.
     """
-    judgement = judge(trace)
+    judgement = judge(_as_it_ended(trace, status))
     head = trace.head
     if status is None:
         status = 0 if trace.complete else -9
@@ -86,6 +86,13 @@ def diagnose(trace: Trace, script: str, status: int | None = None) -> Diagnosis:
         sources=_sources(judgement.findings, windows),
         memory=_memory(trace.events),
     )
+
+
+def _as_it_ended(trace: Trace, status: int | None) -> Trace:
+    """The trace of a run that gave up: to exit with a status is as early an end as to raise."""
+    if not status or trace.error:
+        return trace
+    return replace(trace, error=f"SystemExit: {status}")
 
 
 def _optimizer(seen: Opt) -> OptimizerSeen:

@@ -17,6 +17,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LIBRARIES = {"torch", "F", "nn", "math", "np", "numpy", "functional", "autograd", "linalg"}
 _NUMBERS = {"item", "tolist", "numpy", "float"}
 _MAKES = {"tensor", "as_tensor", "Tensor", "FloatTensor", "DoubleTensor", "from_numpy"}
+_CHOICES = {"argmax", "argmin", "argsort", "round", "sign", "floor", "ceil"}
+"""What has no derivative, or none but zero."""
 _PURE = {"sum", "max", "min", "abs", "len", "range", "zip", "enumerate", "list", "tuple", "sqrt"}
 _WEIGHTS = ("parameters", "named_parameters")
 
@@ -147,6 +149,8 @@ class _Reader:
             return inner  # a cast
         if how in ("detach", "detach_"):
             return _without(inner, node, True)
+        if how in _CHOICES:
+            return _without(inner, node)
         if how in _MAKES:
             return _without(inner, node)
         if how in _WEIGHTS or how in ("requires_grad_", "Parameter"):
@@ -164,37 +168,50 @@ class _Reader:
     ) -> _Value:
         """A call of a name: of Python's own, of a loss module, or of a function of the file."""
         name = _name(node.func)
-        for one in ast.walk(self.tree):
-            if isinstance(one, _FUNCTIONS) and one.name == name:
-                returned = [
-                    part.value
-                    for part in ast.walk(one)
-                    if isinstance(part, ast.Return) and part.value is not None
-                ]
-                if len(returned) != 1:
-                    return _LIVE
-                names = [argument.arg for argument in one.args.args]
-                mine = {
-                    argument: self.value(value, scope, given, deep)
-                    for argument, value in zip(names, node.args, strict=False)
-                }
-                return self.value(returned[0], one, mine, deep)
+        found = self.returned(node, scope, given, deep)
+        if found is not None:
+            return self.value(*found, deep)
+        if any(isinstance(one, _FUNCTIONS) and one.name == name for one in ast.walk(self.tree)):
+            return _LIVE
         made = self.assigned(self.tree, name)
         losses = [v for _, v in made if isinstance(v, ast.Call) and _name(v.func).endswith("Loss")]
         if name in _PURE or (made and len(losses) == len(made)):
             return inner
         return _TRAINED if self.is_module(node.func) else _LIVE
 
+    def returned(
+        self, node: ast.Call, scope: ast.AST, given: dict[str, _Value], deep: int
+    ) -> tuple[ast.expr, ast.AST, dict[str, _Value]] | None:
+        """What a function of the file returns, if by one line, and what it is given here."""
+        for one in ast.walk(self.tree):
+            if not isinstance(one, _FUNCTIONS) or one.name != _name(node.func):
+                continue
+            lines = [
+                part.value
+                for part in ast.walk(one)
+                if isinstance(part, ast.Return) and part.value is not None
+            ]
+            if len(lines) != 1:
+                return None
+            names = [argument.arg for argument in one.args.args]
+            pairs = zip(names, node.args, strict=False)
+            mine = {name: self.value(value, scope, given, deep) for name, value in pairs}
+            return lines[0], one, mine
+        return None
+
     def is_module(self, called: ast.expr) -> bool:
         """Whether what is called is everywhere made by calling a class, as a module is."""
         name = _name(called)
-        made = [
-            node.value
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if _name(target) == name
-        ]
+        pairs: list[tuple[ast.expr, ast.expr]] = []
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Assign):
+                continue
+            for target in node.targets:
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs += zip(target.elts, node.value.elts, strict=False)
+                else:
+                    pairs.append((target, node.value))
+        made = [value for target, value in pairs if _name(target) == name]
         return bool(made) and all(
             isinstance(one, ast.Call) and _name(one.func)[:1].isupper() for one in made
         )
@@ -255,37 +272,55 @@ class _Reader:
         )
 
 
-def _summands(reader: _Reader, node: ast.expr, scope: ast.AST, deep: int) -> list[ast.expr]:
+_Term = tuple[ast.expr, ast.AST, dict[str, "_Value"]]
+"""A summand, the function that it stands in, and what that was given."""
+
+
+def _summands(reader: _Reader, term: _Term, deep: int) -> list[_Term]:
     """What a sum is of, with what its names are given; factors that are numbers are taken off."""
+    node, scope, given = term
     if deep <= 0:
-        return [node]
+        return [term]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
-        both = (node.left, node.right)
-        return [one for part in both for one in _summands(reader, part, scope, deep - 1)]
+        both = ((node.left, scope, given), (node.right, scope, given))
+        return [one for part in both for one in _summands(reader, part, deep - 1)]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
-        left, right = (reader.value(one, scope, {}, _DEEP) for one in (node.left, node.right))
+        left, right = (reader.value(one, scope, given, _DEEP) for one in (node.left, node.right))
         if right.constant and right.cut is None and (left.cut or not left.constant):
-            return _summands(reader, node.left, scope, deep - 1)
+            return _summands(reader, (node.left, scope, given), deep - 1)
         if left.constant and left.cut is None and (right.cut or not right.constant):
-            return _summands(reader, node.right, scope, deep - 1)
-        return [node]
+            return _summands(reader, (node.right, scope, given), deep - 1)
+        return [term]
     if isinstance(node, ast.Name):
-        made = reader.assigned(scope, node.id)
-        parts = [value for where, value in made if not isinstance(where, ast.For)]
-        sums = any(isinstance(where, ast.AugAssign) for where, _ in made) or any(
-            isinstance(part, ast.BinOp) for part in parts
-        )
-        if parts and sums and len(parts) <= 8:
-            found = [
-                one
-                for part in parts
-                if not _is(part, node.id)
-                for one in _summands(reader, part, scope, deep - 1)
-            ]
-            return found or [node]
-        if len(parts) == len(made) == 1:
-            return parts
-    return [node]
+        return _named(reader, term, deep)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        found = reader.returned(node, scope, given, _DEEP)
+        if found is not None and isinstance(found[0], ast.BinOp | ast.Name):
+            return _summands(reader, found, deep - 1)
+    return [term]
+
+
+def _named(reader: _Reader, term: _Term, deep: int) -> list[_Term]:
+    """The summands of all that a name is given, where that is sums."""
+    node, scope, given = term
+    name = getattr(node, "id", "")
+    made = reader.assigned(scope, name) if name not in given else []
+    parts = [value for where, value in made if not isinstance(where, ast.For)]
+    sums = any(isinstance(where, ast.AugAssign) for where, _ in made) or any(
+        isinstance(part, ast.BinOp) for part in parts
+    )
+    if parts and sums and len(parts) <= 8:
+        found = [
+            one
+            for part in parts
+            if not _is(part, name)
+            for one in _summands(reader, (part, scope, given), deep - 1)
+        ]
+        return found or [term]
+    if len(parts) == len(made) == 1:
+        called = isinstance(parts[0], ast.Call)
+        return _summands(reader, (parts[0], scope, given), deep - 1) if called else [term]
+    return [term]
 
 
 def _is(node: ast.expr, name: str) -> bool:
@@ -314,8 +349,8 @@ def constant_summand(backward: Place | None) -> tuple[Place, bool] | None:
             loss = loss.args[0]  # scaler.scale(loss)
         if not isinstance(loss, ast.expr):
             continue
-        for one in _summands(reader, loss, scope, 6):
-            value = reader.value(one, scope, {}, _DEEP)
+        for one, inner, given in _summands(reader, (loss, scope, {}), 8):
+            value = reader.value(one, inner, given, _DEEP)
             line = getattr(value.cut, "lineno", 0)
             whole_term = isinstance(one, ast.Call) and _name(one.func) in ("detach", "detach_")
             if value.constant and line and value.cut is not None and not whole_term:

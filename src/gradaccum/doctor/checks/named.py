@@ -23,6 +23,7 @@ __all__ = [
     "moved_in_init",
     "never_restored",
     "rewards",
+    "values_of",
     "waits_for",
 ]
 
@@ -40,7 +41,7 @@ def _calls(node: ast.AST | None) -> Iterator[ast.Call]:
             yield one
 
 
-def _values(path: str, name: str) -> list[ast.expr]:
+def values_of(path: str, name: str) -> list[ast.expr]:
     """What a file gives a name, also as one of several."""
     tree = tree_of(path) if name else None
     found: list[ast.expr] = []
@@ -64,7 +65,7 @@ def limit_is_scaled(clip: Place | None) -> bool:
             continue
         given = [*call.args[1:], *(one.value for one in call.keywords)]
         names = {_name(one) for part in given for one in ast.walk(part)} - {""}
-        given += [value for name in sorted(names) for value in _values(clip.path, name)]
+        given += [value for name in sorted(names) for value in values_of(clip.path, name)]
         if any("scale" in _name(one) for part in given for one in ast.walk(part)):
             return True
     return False
@@ -108,7 +109,7 @@ def counts_epochs(made: Place | None, step: Place | None, count: int) -> str:
 
 def _more(bound: ast.expr, loop: ast.AST, step: Place, count: int) -> bool:
     """Whether there are more steps than the bound of the outer loop says."""
-    values = _values(step.path, _name(bound))
+    values = values_of(step.path, _name(bound))
     numbers = [one.value for one in values if isinstance(one, ast.Constant)]
     if len(values) == len(numbers) == 1 and isinstance(numbers[0], int):
         return count >= 2 * numbers[0]
@@ -229,7 +230,7 @@ def _live(gain: ast.expr, path: str, seen: set[str]) -> bool:
     seen |= names
     called = any(not isinstance(call.func, ast.Attribute) for call in _calls(gain))
     called = called or any(getattr(call.func, "attr", "") == "forward" for call in _calls(gain))
-    chain = [value for name in sorted(names) for value in _values(path, name)]
+    chain = [value for name in sorted(names) for value in values_of(path, name)]
     if any(unrecorded(Place(path, value.lineno, "")) for value in chain):
         return False
     lives = [_live(value, path, seen) for value in chain]
@@ -255,8 +256,8 @@ def in_plain_list(path: str) -> Place | None:
             owner = getattr(node.func, "value", None)
             made = isinstance(node.args[0], ast.Call) and _name(node.args[0].func) == "Parameter"
             if made and isinstance(owner, ast.Attribute) and _name(owner.value) == "self":
-                lists = [v for v in _values(path, owner.attr) if isinstance(v, ast.List)]
-                if lists and len(lists) == len(_values(path, owner.attr)):
+                lists = [v for v in values_of(path, owner.attr) if isinstance(v, ast.List)]
+                if lists and len(lists) == len(values_of(path, owner.attr)):
                     found.append(Place(path, node.lineno, function_of(path, node)))
     return found[0] if len(found) == 1 else None
 
@@ -305,7 +306,7 @@ def waits_for(backward: Place | None) -> tuple[Place, int] | None:
         if len(mods) != 1 or isinstance(node.test, ast.BoolOp) or node.orelse:
             continue
         by = mods[0].right
-        values = [by] if isinstance(by, ast.Constant) else _values(backward.path, _name(by))
+        values = [by] if isinstance(by, ast.Constant) else values_of(backward.path, _name(by))
         numbers = {v.value for v in values if isinstance(v, ast.Constant)}
         if len(values) == 1 and len(numbers) == 1:
             number = numbers.pop()
@@ -342,7 +343,7 @@ def gated_beside(step: Place | None, number: int) -> Place | None:
             continue
         if any("inf" in ast.unparse(part) for part in node.body):
             continue  # it measures
-        values = [mods[0], *_values(step.path, _name(mods[0]))]
+        values = [mods[0], *values_of(step.path, _name(mods[0]))]
         if any(isinstance(v, ast.Constant) and v.value == number for v in values):
             return Place(step.path, node.test.lineno, step.function)
     return None
@@ -457,6 +458,6 @@ def batches_of_several(path: str) -> bool:
 
 
 def _many(path: str, size: ast.expr) -> bool:
-    values = [size] if isinstance(size, ast.Constant) else _values(path, _name(size))
+    values = [size] if isinstance(size, ast.Constant) else values_of(path, _name(size))
     known = [one.value for one in values if isinstance(one, ast.Constant)]
     return len(known) == len(values) > 0 and all(isinstance(n, int) and n > 1 for n in known)

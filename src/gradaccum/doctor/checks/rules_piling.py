@@ -91,6 +91,11 @@ def frozen_and_moved(context: Context) -> Iterator[Hit]:
         return
 
 
+def _names(context: Context, params: set[int]) -> str:
+    told = [f"`{p.name or p.shape}`" for p in context.trace.params if p.index in params]
+    return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+
+
 def schedule_of_another(context: Context) -> Iterator[Hit]:
     """GA304: the optimizer was made anew after the scheduler, which goes on moving the old one."""
     trace = context.trace

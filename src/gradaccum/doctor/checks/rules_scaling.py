@@ -12,6 +12,7 @@ from gradaccum.doctor.checks.origin import computed, divided_at, divided_by_coun
 from gradaccum.doctor.checks.patterns import divided_late
 from gradaccum.doctor.checks.source import gate
 from gradaccum.doctor.checks.story import Window, place_of, usual
+from gradaccum.doctor.checks.sums import window_in_one
 from gradaccum.doctor.checks.weights import Series, close, series
 from gradaccum.doctor.trace.model import Event, Place
 
@@ -53,6 +54,36 @@ def not_divided(context: Context) -> Iterator[Hit]:
             if beside := _beside(terms, len(window.fresh), sure):
                 yield from _partly(context, window, *beside)
                 break
+
+
+def summed_in_one(context: Context) -> Iterator[Hit]:
+    """GA201: the losses of a window are added up, differentiated together, and never divided."""
+    for line, windows in context.lines():
+        if any(len(w.fresh) != 1 or not w.whole or context.handled(w) for w in windows):
+            continue
+        micros = [context.story.micros(w)[0] for w in windows if context.story.micros(w)]
+        count = window_in_one(place_of(micros[0])) if len(micros) == len(windows) else 0
+        if count < 2:
+            continue
+        told = [context.story.readings_of(event) for event in micros]
+        full = [terms for terms in told if len(terms) == count]
+        scale = context.factor.get(micros[0].get("b", -1), 1.0)
+        means = all(
+            one.reduction == "mean" and one.weight is not None and close(abs(one.weight / scale), 1)
+            for terms in full
+            for one in terms
+        )
+        if len(full) < 2 or 2 * len(full) < len(told) or not means:
+            continue
+        yield from hit(
+            "GA201",
+            micros[0],
+            f"the losses of {count} micro-batches are added up and differentiated together, each a "
+            f"mean that weighs 1, not 1/{count}: the update is {count} times the mean "
+            f"({plural(context.updates(windows), 'update')})",
+            (line, f"one update for all {count} micro-batches"),
+        )
+        return
 
 
 def _apart(context: Context, line: Place, window: Window) -> list[Hit]:
@@ -323,4 +354,4 @@ def _spoils(event: Event) -> bool:
     return isinstance(norm, float) and math.isnan(norm)
 
 
-RULES = (divided_twice, not_divided, mean_of_means, undefined_mean)
+RULES = (divided_twice, not_divided, summed_in_one, mean_of_means, undefined_mean)

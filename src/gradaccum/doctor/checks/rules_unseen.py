@@ -13,6 +13,7 @@ from gradaccum.doctor.checks.certain import (
     reads_gradients,
     repeats,
     thrown_away,
+    walked_twice,
 )
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
@@ -115,6 +116,24 @@ def computed_and_lost(context: Context) -> Iterator[Hit]:
                 "at)",
                 (line, "the step"),
                 mend=f"Write in place, `{written}_(...)`, under `torch.no_grad()`.",
+            )
+            return
+
+
+def nothing_left_to_walk(context: Context) -> Iterator[Hit]:
+    """GA407: a function of the script's own walks twice over a generator of parameters."""
+    for line in dict.fromkeys(place for e in context.steps if (place := place_of(e)) is not None):
+        found = walked_twice(line)
+        if found is not None:
+            where, call = found
+            yield from hit(
+                "GA407",
+                where,
+                "this walks over what was walked over before: a generator is used up by then, and "
+                "nothing is done to any parameter",
+                (call, "it is given a generator here"),
+                (line, "the step"),
+                mend="Begin the function with `parameters = list(parameters)`.",
             )
             return
 
@@ -327,6 +346,7 @@ RULES = (
     read_of_none,
     collected_twice,
     computed_and_lost,
+    nothing_left_to_walk,
     logged,
     narrow_log,
 )

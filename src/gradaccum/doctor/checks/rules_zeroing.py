@@ -39,6 +39,9 @@ def never_zeroed(context: Context) -> Iterator[Hit]:
             if not again:
                 continue
         first = again[0]
+        stale = {p for g in first.used if set(g.backwards) & set(first.stale) for p in g.params}
+        if stale <= context.replaced:
+            continue
         old = [context.story.backwards[b] for b in first.stale if b in context.story.backwards]
         number = windows[0].optimizer
         kept = _names(context, first)

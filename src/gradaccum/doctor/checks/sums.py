@@ -6,10 +6,12 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gradaccum.doctor.checks.named import values_of
+from gradaccum.doctor.checks.patterns import receiver
 from gradaccum.doctor.checks.source import above_of, function_of, parents, statement, tree_of
 from gradaccum.doctor.trace.model import Place
 
-__all__ = ["OwnSum", "own_sum", "plain_mean"]
+__all__ = ["OwnSum", "own_sum", "plain_mean", "window_in_one"]
 
 _SAME = {
     "clone",
@@ -231,3 +233,40 @@ def plain_mean(place: Place | None) -> bool:
             "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
         )  # fmt: skip
     return False
+
+
+def window_in_one(backward: Place | None) -> int:
+    """How many losses a test by remainder lets add up before one backward for all; 0 if unknown."""
+    around = above_of(backward)
+    loop = next((node for node in around if isinstance(node, _LOOPS)), None)
+    test = next((node for node in around if isinstance(node, ast.If)), None)
+    name = receiver(statement(backward), plain=True)
+    if backward is None or loop is None or test is None or not name:
+        return 0
+    inside = set(map(id, ast.walk(test)))
+    added = [
+        node
+        for node in ast.walk(loop)
+        if id(node) not in inside and isinstance(node, ast.Assign | ast.AugAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if _name(target) == name
+    ]
+    sums = [
+        isinstance(
+            node.op if isinstance(node, ast.AugAssign) else getattr(node.value, "op", 0), ast.Add
+        )
+        for node in added
+    ]
+    mods = [
+        one.right
+        for one in ast.walk(test.test)
+        if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod)
+    ]
+    if len(sums) != 1 or not all(sums) or len(mods) != 1:
+        return 0
+    values = (
+        [mods[0]] if isinstance(mods[0], ast.Constant) else values_of(backward.path, _name(mods[0]))
+    )
+    numbers = {getattr(value, "value", None) for value in values}
+    number = numbers.pop() if len(numbers) == 1 else None
+    return number if isinstance(number, int) else 0
