@@ -58,14 +58,14 @@ def diagnose(trace: Trace, script: str, status: int | None = None) -> Diagnosis:
     """
     judgement = judge(_as_it_ended(trace, status))
     head = trace.head
-    if status is None:
-        status = 0 if trace.complete else -9
+    unknown = status is None and not trace.complete
+    status = status or 0
     run = Run(
         script=script,
         argv=tuple(head.get("argv", ())[1:]),
         started=head.get("started", ""),
         seconds=trace.seconds,
-        ended=ended(status, trace.error),
+        ended="unfinished" if unknown else ended(status, trace.error),
         exit_code=status if status >= 0 else 128 - status,
         error=trace.error,
         rank=head.get("rank", 0),

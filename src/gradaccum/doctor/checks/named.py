@@ -14,6 +14,7 @@ __all__ = [
     "attacks",
     "batches_of_several",
     "counts_epochs",
+    "counts_to",
     "gated_beside",
     "in_plain_list",
     "limit_is_scaled",
@@ -69,6 +70,23 @@ def limit_is_scaled(clip: Place | None) -> bool:
         if any("scale" in _name(one) for part in given for one in ast.walk(part)):
             return True
     return False
+
+
+def counts_to(condition: Place | None) -> int:
+    """The number that a condition takes a remainder by, where it is known; else 0."""
+    node = next((n for n in above_of(condition) if isinstance(n, ast.If)), None)
+    mods = [
+        one.right
+        for one in (ast.walk(node.test) if node is not None else ())
+        if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod)
+    ]
+    if len(mods) != 1 or condition is None:
+        return 0
+    by = mods[0]
+    values = [by] if isinstance(by, ast.Constant) else values_of(condition.path, _name(by))
+    numbers = {getattr(value, "value", None) for value in values}
+    number = numbers.pop() if len(numbers) == 1 else None
+    return number if isinstance(number, int) else 0
 
 
 def counts_epochs(made: Place | None, step: Place | None, count: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, figure, hit, plural
+from gradaccum.doctor.checks.named import counts_to
 from gradaccum.doctor.checks.source import gate, gate_counts, gate_divides, unbracketed
 from gradaccum.doctor.checks.story import Window, inside, place_of
 from gradaccum.doctor.checks.weights import Series, close
@@ -220,4 +221,30 @@ def without_brackets(context: Context) -> Iterator[Hit]:
         context.settled.add(line)
 
 
-RULES = (without_brackets, wrong_length, irregular)
+def leaks(context: Context) -> Iterator[Hit]:
+    """GA302: windows that are longer than what the test for the step counts to."""
+    for line, windows in context.lines():
+        if line in context.settled or len(windows) < 3:
+            continue
+        seen = [window for window in windows if window.whole]
+        if len(seen) < 3 or not all(w.fresh and not w.stale and context.one_line(w) for w in seen):
+            continue
+        condition = context.gate(seen[-1])
+        every = counts_to(condition)
+        lengths = [len(window.fresh) for window in seen]
+        if condition is None or every < 2 or every not in lengths or max(lengths) <= every:
+            continue
+        if min(lengths) < every or max(lengths) >= 2 * every:
+            continue
+        shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
+        yield from hit(
+            "GA302",
+            condition,
+            f"updates hold {shown} micro-batches, though this counts to {every}: what an epoch "
+            "leaves over is added to the next epoch's first window",
+            (line, "the step"),
+        )
+        context.settled.add(line)
+
+
+RULES = (without_brackets, wrong_length, irregular, leaks)

@@ -83,7 +83,7 @@ def frozen_and_moved(context: Context) -> Iterator[Hit]:
             "GA104",
             event,
             f"{names} cease to ask for gradients here, but keep the one they have, and so the "
-            f"optimizer goes on moving them, by its momentum or decay: {plural(len(steps), 'step')} "
+            f"optimizer goes on moving them, by momentum or decay: {plural(len(steps), 'step')} "
             "in what was looked at",
             (steps[0], "this step still moves them"),
             mend="Set `p.grad = None` as well, or clear with `zero_grad(set_to_none=True)`.",

@@ -232,8 +232,8 @@ def gate_counts(step: Place | None) -> bool:
 
 def unbracketed(condition: Place | None) -> str:
     """A part `i + 1 % n` of a condition, as it is written; empty if there is none."""
-    node = statement(condition)
-    for one in ast.walk(node.test) if isinstance(node, ast.If) else ():
+    node = next((n for n in above_of(condition) if isinstance(n, ast.If)), None)
+    for one in ast.walk(node.test) if node is not None else ():
         if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add):
             right = one.right
             if isinstance(right, ast.BinOp) and isinstance(right.op, ast.Mod):
