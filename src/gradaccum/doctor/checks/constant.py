@@ -345,7 +345,7 @@ def constant_summand(backward: Place | None) -> tuple[Place, bool] | None:
         loss = getattr(call.func, "value", None)
         if receiver(whole) and call.args and isinstance(call.args[0], ast.Name):
             loss = call.args[0]
-        while isinstance(loss, ast.Call) and loss.args:
+        while isinstance(loss, ast.Call) and loss.args and _name(loss.func) == "scale":
             loss = loss.args[0]  # scaler.scale(loss)
         if not isinstance(loss, ast.expr):
             continue

@@ -156,6 +156,8 @@ def rebuilt(context: Context) -> Iterator[Hit]:
             set(event.get("params", ())) & set(params) and made and made[0].n < event.n < made[-1].n
             for event in loads
         )
+        resumed = {e.get("optimizer") for e in context.trace.events if e.kind == "load"}
+        numbers = [n for n in numbers if n not in resumed]
         if len(numbers) < 2 or len(rates) > 1 or reloaded:
             continue
         kind = (
