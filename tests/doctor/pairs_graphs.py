@@ -346,7 +346,7 @@ dist.destroy_process_group()
 """,
     ),
     "ranks that send the first of a window": (
-        "GA601",
+        "GA603",
         """
 import contextlib
 import torch.distributed as dist

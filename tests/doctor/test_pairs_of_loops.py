@@ -1,12 +1,17 @@
 """A wrong loop is found at its line, and alone; its right twin is left alone."""
 
+import pairs_beside
 import pairs_clipping
 import pairs_graphs
+import pairs_kept
 import pairs_objectives
 import pairs_parameters
 import pairs_schedules
 import pairs_stepping
+import pairs_sums
+import pairs_terms
 import pairs_weights
+import pairs_windows
 import pairs_zeroing
 import pytest
 from loops import TRAINED, part
@@ -21,6 +26,11 @@ FILES = (
     pairs_clipping,
     pairs_graphs,
     pairs_objectives,
+    pairs_kept,
+    pairs_terms,
+    pairs_sums,
+    pairs_beside,
+    pairs_windows,
 )
 ALL = {name: pair for file in FILES for name, pair in file.PAIRS.items()}
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

@@ -1,6 +1,7 @@
 """Right loops are left alone: no error, no warning, and no note."""
 
 import pytest
+import right_graphs
 import right_methods
 import right_models
 import right_objectives
@@ -16,6 +17,7 @@ FILES = (
     right_models,
     right_parameters,
     right_objectives,
+    right_graphs,
 )
 ALL = {name: file.HEAD + loop for file in FILES for name, loop in file.LOOPS.items()}
 

@@ -90,7 +90,8 @@ def keep(found: Sequence[Found], path: str) -> None:
     target = Path(path)
     for item in found:
         rank = item.trace.head.get("rank", 0)
-        own = target if len(found) == 1 else ranked(target, rank)
+        several = len(found) > 1 or item.trace.head.get("ranks", 1) > 1
+        own = ranked(target, rank) if several else target
         try:
             shutil.copyfile(item.path, own)
         except OSError as error:

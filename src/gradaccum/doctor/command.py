@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import shutil
@@ -35,8 +36,12 @@ def main(name: str, argv: Sequence[str]) -> int:
 
 def _say(text: str) -> None:
     encoding = sys.stderr.encoding or "utf-8"
-    sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):  # full or closed: the exit code is the script's all the same
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.close()
 
 
 # -- doctor --------------------------------------------------------------------------------------

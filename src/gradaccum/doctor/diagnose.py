@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gradaccum.doctor.across import uneven
 from gradaccum.doctor.checks import judge
 from gradaccum.doctor.checks.story import adds
 from gradaccum.doctor.trace.model import Event as Noted
@@ -55,16 +56,16 @@ def diagnose(trace: Trace, script: str, status: int | None = None) -> Diagnosis:
         script: what to call what was run.
         status: its exit status, where somebody saw it.
     """
-    judgement = judge(trace)
+    judgement = judge(_as_it_ended(trace, status))
     head = trace.head
-    if status is None:
-        status = 0 if trace.complete else -9
+    unknown = status is None and not trace.complete
+    status = status or 0
     run = Run(
         script=script,
         argv=tuple(head.get("argv", ())[1:]),
         started=head.get("started", ""),
         seconds=trace.seconds,
-        ended=ended(status, trace.error),
+        ended="unfinished" if unknown else ended(status, trace.error),
         exit_code=status if status >= 0 else 128 - status,
         error=trace.error,
         rank=head.get("rank", 0),
@@ -85,6 +86,13 @@ def diagnose(trace: Trace, script: str, status: int | None = None) -> Diagnosis:
         sources=_sources(judgement.findings, windows),
         memory=_memory(trace.events),
     )
+
+
+def _as_it_ended(trace: Trace, status: int | None) -> Trace:
+    """The trace of a run that gave up: to exit with a status is as early an end as to raise."""
+    if not status or trace.error:
+        return trace
+    return replace(trace, error=f"SystemExit: {status}")
 
 
 def _optimizer(seen: Opt) -> OptimizerSeen:
@@ -284,6 +292,8 @@ def together(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
         else replace(finding, message=f"{finding.message} (rank {_ranks(seen[key])} only)")
         for key, finding in kept.items()
     ]
+    known = {finding.code for finding in findings}
+    findings += [one for one in uneven(diagnoses) if one.code not in known]
     worst = next((d for d in diagnoses if d.findings), first) if not first.findings else first
     return replace(
         first,

@@ -80,7 +80,8 @@ class Watch:
                     "There is no diagnosis before the block is left.",
                     got="`trace.diagnosis` inside `with ga.watch() as trace:`",
                     expected="the loop inside the block, the question after it",
-                    do="move the line below the block",
+                    do="move the line below the block, or call `close()` first, as in a test "
+                    "with the fixture",
                 )
             if not self._sink.lines:
                 self._sink.write({"t": "head", "version": 1, **head(torch)})

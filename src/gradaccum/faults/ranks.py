@@ -139,7 +139,6 @@ dist.destroy_process_group()
 """,
         figures=(3.0, 0.0),
         prelude=_RANK,
-        runtime=False,
     ),
     Fault(
         code="GA604",

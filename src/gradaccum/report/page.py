@@ -214,7 +214,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str, str, str]]:
         tiles.append((share, "weights as they should be", said, "error" if wrong else ""))
     if found.lost:
         tiles.append((number(found.lost), "gradients lost", "no step used them", "error"))
-    if diagnosis.parameters and diagnosis.run.ended != "killed":
+    if diagnosis.parameters and diagnosis.run.ended not in ("killed", "unfinished"):
         changed = sum(item.changes > 0 for item in diagnosis.parameters)
         share = f"{number(changed)} / {number(len(diagnosis.parameters))}"
         tiles.append((share, "parameters changed", "", ""))

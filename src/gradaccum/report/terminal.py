@@ -57,6 +57,8 @@ def _ending(diagnosis: Diagnosis) -> str:
     run = diagnosis.run
     if run.ended == "finished" and not run.exit_code:
         return ""
+    if run.ended == "unfinished":
+        return " (the trace has no end: the run was killed, or the file was cut)"
     return f" ({run.ended}, exit code {run.exit_code})"
 
 

@@ -72,8 +72,14 @@ def _averages(node: ast.AST) -> bool:
 
 
 def _averaging(node: ast.AST) -> Iterator[ast.expr]:
-    """Expressions `d * a + (1 - d) * b`."""
+    """Expressions `d * a + (1 - d) * b`, `a.lerp_(b, 1 - d)`, `a.mul_(d).add_(b, alpha=...)`."""
     for one in ast.walk(node):
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute):
+            inner = one.func.value
+            scaled = isinstance(inner, ast.Call) and getattr(inner.func, "attr", "") == "mul_"
+            moved = one.func.attr == "add_" and any(k.arg == "alpha" for k in one.keywords)
+            if one.func.attr == "lerp_" or (scaled and moved):
+                yield one
         if not isinstance(one, ast.BinOp) or not isinstance(one.op, ast.Add):
             continue
         left, right = _factors(one.left), _factors(one.right)

@@ -18,6 +18,8 @@ __all__ = [
     "logged_by_updates",
     "reads_gradients",
     "repeats",
+    "thrown_away",
+    "walked_twice",
 ]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -97,6 +99,66 @@ def _unasked(body: list[ast.AST], name: str) -> int | None:
             inner = node.value.value if isinstance(node.value, ast.Attribute) else None
             if isinstance(inner, ast.Name) and inner.id == name:
                 return node.lineno
+    return None
+
+
+_OUT_OF_PLACE = ("clamp", "clip", "mul", "add", "sub", "div", "clamp_min", "clamp_max", "neg")
+
+
+def thrown_away(known: Place) -> tuple[Place, str] | None:
+    """A line that computes a new value of each parameter, or of its gradient, and keeps it nowhere.
+
+    Only in a loop over parameters that runs wherever a known line does.
+    """
+    tree = tree_of(known.path)
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, ast.For) or not _module(node.iter):
+            continue
+        name = getattr(node.target, "id", "")
+        for one in node.body:
+            call = one.value if isinstance(one, ast.Expr) else None
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            owner = call.func.value
+            while isinstance(owner, ast.Attribute) and owner.attr in ("data", "grad"):
+                owner = owner.value
+            ours = isinstance(owner, ast.Name) and owner.id == name
+            if ours and call.func.attr in _OUT_OF_PLACE and _sure(known.path, node, known):
+                written = ast.unparse(call.func)
+                return Place(known.path, one.lineno, known.function), written
+    return None
+
+
+def walked_twice(known: Place) -> tuple[Place, Place] | None:
+    """A function that walks twice over what a line hands it as a generator: `model.parameters()`.
+
+    Where the second walk begins, and the line, which runs wherever a known line does.
+    """
+    tree = tree_of(known.path)
+    for function in ast.walk(tree) if tree is not None else ():
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        renewed = {
+            getattr(target, "id", "")
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+        }
+        for index, argument in enumerate(function.args.args):
+            walks = sorted(
+                node.lineno if isinstance(node, ast.For) else node.iter.lineno
+                for node in ast.walk(function)
+                if isinstance(node, ast.For | ast.comprehension)
+                and getattr(node.iter, "id", "") == argument.arg
+            )
+            if len(walks) < 2 or argument.arg in renewed:
+                continue
+            for call in ast.walk(tree) if tree is not None else ():
+                named = isinstance(call, ast.Call) and getattr(call.func, "id", "") == function.name
+                if named and isinstance(call, ast.Call) and index < len(call.args):
+                    if _module(call.args[index]) and _sure(known.path, call, known):
+                        at = Place(known.path, call.lineno, known.function)
+                        return Place(known.path, walks[1], function.name), at
     return None
 
 

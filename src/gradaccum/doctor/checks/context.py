@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gradaccum.doctor.checks.source import gate, gated, microbatches
+from gradaccum.doctor.checks.named import counts_to
+from gradaccum.doctor.checks.source import above_of, gate, gated, microbatches
 from gradaccum.doctor.checks.story import Story, Window, place_of
 from gradaccum.doctor.checks.weights import Series, close, handled, scales, series
 from gradaccum.doctor.trace.model import Event, Place, Trace
@@ -116,6 +118,10 @@ class Context:
             return "fetched"
         if gated(line, place) is True:
             return "gated"
+        if line is not None and (place is None or place.path != line.path):
+            tests = [node for node in above_of(line) if isinstance(node, ast.If)]
+            if tests and counts_to(Place(line.path, tests[0].lineno, "")) == len(micros):
+                return "counted"  # a backward that a library calls, as in another thread
         mine = self.series(window)
         for other in self.story.windows:
             count = len(other.fresh)

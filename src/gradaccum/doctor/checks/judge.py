@@ -11,9 +11,11 @@ from gradaccum.doctor.checks import (
     rules_gradients,
     rules_graphs,
     rules_hand,
+    rules_kept,
     rules_lengths,
     rules_lost,
     rules_objectives,
+    rules_piling,
     rules_scaling,
     rules_schedules,
     rules_stepping,
@@ -35,10 +37,13 @@ __all__ = ["DETECTORS", "Judgement", "judge"]
 RULES = (
     rules_stepping.saved_in_mid_window,
     rules_lost.rebound,
+    *rules_piling.FIRST,
     *rules_lost.RULES,
+    *rules_piling.RULES,
     *rules_objectives.RULES,
     *rules_absent.RULES,
     *rules_clipping.RULES,
+    *rules_kept.RULES,
     *rules_graphs.RULES,
     *rules_zeroing.RULES,
     *rules_scaling.RULES,
@@ -57,7 +62,7 @@ DETECTORS = frozenset(
     f"GA{number}"
     for number in (
         *range(101, 107), *range(201, 208), *range(301, 310), 311, 312, 315, 316, 317,
-        *range(401, 412), 501, 502, 503, 504, 505, 601, 602, 604, 701, 702, 703, 801, 802, 803,
+        *range(401, 412), 501, 502, 503, 504, 505, 601, 602, 603, 604, 701, 702, 703, 801, 802, 803,
     )
 )  # fmt: skip
 """Codes that a run can give away; a test holds each to its bad loop."""

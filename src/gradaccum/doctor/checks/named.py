@@ -12,8 +12,11 @@ from gradaccum.doctor.trace.model import Place
 
 __all__ = [
     "attacks",
+    "batches_of_several",
     "counts_epochs",
+    "counts_to",
     "gated_beside",
+    "in_plain_list",
     "limit_is_scaled",
     "made_in_forward",
     "masked_mean",
@@ -21,6 +24,7 @@ __all__ = [
     "moved_in_init",
     "never_restored",
     "rewards",
+    "values_of",
     "waits_for",
 ]
 
@@ -38,7 +42,7 @@ def _calls(node: ast.AST | None) -> Iterator[ast.Call]:
             yield one
 
 
-def _values(path: str, name: str) -> list[ast.expr]:
+def values_of(path: str, name: str) -> list[ast.expr]:
     """What a file gives a name, also as one of several."""
     tree = tree_of(path) if name else None
     found: list[ast.expr] = []
@@ -62,10 +66,27 @@ def limit_is_scaled(clip: Place | None) -> bool:
             continue
         given = [*call.args[1:], *(one.value for one in call.keywords)]
         names = {_name(one) for part in given for one in ast.walk(part)} - {""}
-        given += [value for name in sorted(names) for value in _values(clip.path, name)]
+        given += [value for name in sorted(names) for value in values_of(clip.path, name)]
         if any("scale" in _name(one) for part in given for one in ast.walk(part)):
             return True
     return False
+
+
+def counts_to(condition: Place | None) -> int:
+    """The number that a condition takes a remainder by, where it is known; else 0."""
+    node = next((n for n in above_of(condition) if isinstance(n, ast.If)), None)
+    mods = [
+        one.right
+        for one in (ast.walk(node.test) if node is not None else ())
+        if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod)
+    ]
+    if len(mods) != 1 or condition is None:
+        return 0
+    by = mods[0]
+    values = [by] if isinstance(by, ast.Constant) else values_of(condition.path, _name(by))
+    numbers = {getattr(value, "value", None) for value in values}
+    number = numbers.pop() if len(numbers) == 1 else None
+    return number if isinstance(number, int) else 0
 
 
 def counts_epochs(made: Place | None, step: Place | None, count: int) -> str:
@@ -106,7 +127,7 @@ def counts_epochs(made: Place | None, step: Place | None, count: int) -> str:
 
 def _more(bound: ast.expr, loop: ast.AST, step: Place, count: int) -> bool:
     """Whether there are more steps than the bound of the outer loop says."""
-    values = _values(step.path, _name(bound))
+    values = values_of(step.path, _name(bound))
     numbers = [one.value for one in values if isinstance(one, ast.Constant)]
     if len(values) == len(numbers) == 1 and isinstance(numbers[0], int):
         return count >= 2 * numbers[0]
@@ -227,7 +248,7 @@ def _live(gain: ast.expr, path: str, seen: set[str]) -> bool:
     seen |= names
     called = any(not isinstance(call.func, ast.Attribute) for call in _calls(gain))
     called = called or any(getattr(call.func, "attr", "") == "forward" for call in _calls(gain))
-    chain = [value for name in sorted(names) for value in _values(path, name)]
+    chain = [value for name in sorted(names) for value in values_of(path, name)]
     if any(unrecorded(Place(path, value.lineno, "")) for value in chain):
         return False
     lives = [_live(value, path, seen) for value in chain]
@@ -237,6 +258,26 @@ def _live(gain: ast.expr, path: str, seen: set[str]) -> bool:
 
 def _leaves(value: ast.expr) -> bool:
     return any(_name(one) in ("detach", "item", "data", "numpy") for one in ast.walk(value))
+
+
+def in_plain_list(path: str) -> Place | None:
+    """The line `self.x = [nn.Parameter(...), ...]` of a file, if there is just one."""
+    tree, found = tree_of(path), []
+    for node in ast.walk(tree) if tree is not None else ():
+        value = node.value if isinstance(node, ast.Assign) else None
+        if isinstance(value, ast.List | ast.ListComp | ast.Dict | ast.DictComp):
+            made = any(_name(call.func) == "Parameter" for call in _calls(value))
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if made and isinstance(target, ast.Attribute) and _name(target.value) == "self":
+                found.append(Place(path, value.lineno, function_of(path, value)))
+        if isinstance(node, ast.Call) and _name(node.func) == "append" and node.args:
+            owner = getattr(node.func, "value", None)
+            made = isinstance(node.args[0], ast.Call) and _name(node.args[0].func) == "Parameter"
+            if made and isinstance(owner, ast.Attribute) and _name(owner.value) == "self":
+                lists = [v for v in values_of(path, owner.attr) if isinstance(v, ast.List)]
+                if lists and len(lists) == len(values_of(path, owner.attr)):
+                    found.append(Place(path, node.lineno, function_of(path, node)))
+    return found[0] if len(found) == 1 else None
 
 
 def made_in_forward(path: str) -> Place | None:
@@ -283,7 +324,7 @@ def waits_for(backward: Place | None) -> tuple[Place, int] | None:
         if len(mods) != 1 or isinstance(node.test, ast.BoolOp) or node.orelse:
             continue
         by = mods[0].right
-        values = [by] if isinstance(by, ast.Constant) else _values(backward.path, _name(by))
+        values = [by] if isinstance(by, ast.Constant) else values_of(backward.path, _name(by))
         numbers = {v.value for v in values if isinstance(v, ast.Constant)}
         if len(values) == 1 and len(numbers) == 1:
             number = numbers.pop()
@@ -320,7 +361,7 @@ def gated_beside(step: Place | None, number: int) -> Place | None:
             continue
         if any("inf" in ast.unparse(part) for part in node.body):
             continue  # it measures
-        values = [mods[0], *_values(step.path, _name(mods[0]))]
+        values = [mods[0], *values_of(step.path, _name(mods[0]))]
         if any(isinstance(v, ast.Constant) and v.value == number for v in values):
             return Place(step.path, node.test.lineno, step.function)
     return None
@@ -383,7 +424,13 @@ def means_by_samples(backward: Place | None) -> tuple[Place, Place] | None:
     loop = next((n for n in above_of(backward) if isinstance(n, ast.For)), None)
     name = receiver(statement(backward), plain=True)
     tree = tree_of(backward.path) if backward is not None else None
-    if loop is None or not name or tree is None or backward is None or not _batches(backward.path):
+    if (
+        loop is None
+        or not name
+        or tree is None
+        or backward is None
+        or not batches_of_several(backward.path)
+    ):
         return None
     added = {
         node.target.id: node.lineno
@@ -418,7 +465,7 @@ def _samples(node: ast.expr, loop: ast.For) -> bool:
     )
 
 
-def _batches(path: str) -> bool:
+def batches_of_several(path: str) -> bool:
     """Whether all of a file's loaders are told a batch size, and none that it may be one."""
     sizes = [
         [one.value for one in call.keywords if one.arg == "batch_size"] or call.args[1:2]
@@ -429,6 +476,6 @@ def _batches(path: str) -> bool:
 
 
 def _many(path: str, size: ast.expr) -> bool:
-    values = [size] if isinstance(size, ast.Constant) else _values(path, _name(size))
+    values = [size] if isinstance(size, ast.Constant) else values_of(path, _name(size))
     known = [one.value for one in values if isinstance(one, ast.Constant)]
     return len(known) == len(values) > 0 and all(isinstance(n, int) and n > 1 for n in known)

@@ -20,8 +20,10 @@ __all__ = [
     "rebinds",
     "receiver",
     "scales_its_argument",
+    "sends_gradient",
     "squares_gradient",
     "turned_off",
+    "written_past",
 ]
 
 
@@ -40,9 +42,11 @@ def lines_that(place: Place | None, wanted: str) -> list[Place]:
 
 def asks(place: Place | None, name: str) -> Place | None:
     """The line of a place's file that asks for the gradient of a name."""
-    tree = None if place is None or not name.isidentifier() else tree_of(place.path)
+    tree = None if place is None else tree_of(place.path)
     if tree is None or place is None:
         return None
+    if not name.isidentifier():
+        return _kept_on_self(place.path, tree)
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else []
         named = any(isinstance(one, ast.Name) and one.id == name for one in targets)
@@ -58,6 +62,21 @@ def asks(place: Place | None, name: str) -> Place | None:
         if by_name or (named and any(map(_asks, ast.walk(node)))):
             return Place(place.path, getattr(node, "lineno", 0), function_of(place.path, node))
     return None
+
+
+def _kept_on_self(path: str, tree: ast.Module) -> Place | None:
+    """The only line of a file on which a plain tensor that asks for a gradient becomes `self.x`."""
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Attribute)
+        and getattr(node.targets[0].value, "id", "") == "self"
+        and any(map(_asks, ast.walk(node.value)))
+        and not any(getattr(one, "attr", "") == "Parameter" for one in ast.walk(node.value))
+    ]
+    lines = [Place(path, node.lineno, function_of(path, node)) for node in found]
+    return lines[0] if len(lines) == 1 else None
 
 
 def _asks(node: ast.AST) -> bool:
@@ -364,3 +383,52 @@ def turned_off(place: Place | None) -> Place | None:
     if place is None or len(lines) != 1:
         return None
     return Place(place.path, lines[0].lineno, function_of(place.path, lines[0]))
+
+
+def written_past(place: Place | None) -> Place | None:
+    """The line of a place's function that writes to a `.data`, below the place."""
+    tree = None if place is None else tree_of(place.path)
+    for node in ast.walk(tree) if tree is not None else ():
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AugAssign) else targets
+        found = any(isinstance(one, ast.Attribute) and one.attr == "data" for one in targets)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            inner = node.func.value
+            writes = node.func.attr.endswith("_") and not node.func.attr.startswith("_")
+            found = writes and isinstance(inner, ast.Attribute) and inner.attr == "data"
+        line = getattr(node, "lineno", 0)
+        if found and place is not None and line > place.line:
+            if function_of(place.path, node) == place.function:
+                return Place(place.path, line, place.function)
+    return None
+
+
+def sends_gradient(place: Place | None) -> tuple[Place, bool] | None:
+    """The line of a place's function that sums a `.grad` over the ranks.
+
+    Also whether that function takes the mean of them: by the number of ranks, or by asking for it.
+    """
+    tree = None if place is None else tree_of(place.path)
+    if tree is None or place is None:
+        return None
+    inside = [n for n in ast.walk(tree) if function_of(place.path, n) == place.function]
+    for node in inside:
+        if not isinstance(node, ast.Call):
+            continue
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        parts = [one for given in node.args for one in ast.walk(given)]
+        gradient = any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in parts)
+        if called.startswith("all_reduce") and gradient:
+            mean = any("AVG" in ast.unparse(k.value) for k in node.keywords)
+            mean = mean or "AVG" in ast.unparse(node)
+            divided = any("world" in ast.unparse(n).lower() for n in inside if _by(n))
+            return Place(place.path, node.lineno, place.function), mean or divided
+    return None
+
+
+def _by(node: ast.AST) -> bool:
+    """Whether something divides, or multiplies in place."""
+    if isinstance(node, ast.AugAssign | ast.BinOp):
+        return isinstance(node.op, ast.Div | ast.Mult)
+    called = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+    return called in ("div_", "mul_", "div")

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
+from gradaccum.doctor.checks.logs import divides_what_is_left, never_begun_anew, samples_by_batches
 from gradaccum.doctor.checks.named import (
     gated_beside,
+    in_plain_list,
     made_in_forward,
     means_by_samples,
     moved_in_init,
@@ -15,7 +17,7 @@ from gradaccum.doctor.checks.named import (
     waits_for,
 )
 from gradaccum.doctor.checks.story import place_of
-from gradaccum.doctor.trace.model import Param
+from gradaccum.doctor.trace.model import Param, Place
 
 __all__ = ["RULES"]
 
@@ -73,6 +75,30 @@ def moved_when_made(context: Context) -> Iterator[Hit]:
             (own[-1], "each backward computes them"),
             mend="Move the values first, `nn.Parameter(torch.ones(n, dtype=dtype))`, or the module "
             "afterwards.",
+        )
+        context.explained.update(p.index for p in hidden)
+        return
+
+
+def kept_in_a_list(context: Context) -> Iterator[Hit]:
+    """GA309, as a note: a module keeps parameters in a plain list, where nobody finds them."""
+    trace = context.trace
+    hidden = [p for p in _nameless(context) if p.arrivals >= 2]
+    own = context.arrived(hidden[0].index) if hidden else []
+    if not own or not any(o.steps for o in trace.optimizers):
+        return
+    for place in [*map(place_of, own[-1:]), *(o.user or o.at for o in trace.optimizers)]:
+        line = None if place is None else in_plain_list(place.path)
+        if line is None:
+            continue
+        yield from hit(
+            "GA309",
+            line,
+            f"a plain list registers nothing: {plural(len(hidden), 'parameter')} in it get a "
+            "gradient in each backward, and no optimizer was given them",
+            (own[-1], "each backward computes them"),
+            severity="note",
+            mend="Use `nn.ParameterList`, or `nn.ParameterDict`.",
         )
         context.explained.update(p.index for p in hidden)
         return
@@ -172,8 +198,55 @@ def logged_by_samples(context: Context) -> Iterator[Hit]:
         return
 
 
+def logged_by_batches(context: Context) -> Iterator[Hit]:
+    """GA205, as a note: a sum over samples divided by batches, or one that never begins anew."""
+    seen: dict[Place | None, int] = {}
+    for event in (e for e in context.trace.events if e.kind == "backward"):
+        seen[place_of(event)] = seen.get(place_of(event), 0) + 1
+    for place, count in seen.items():
+        found = samples_by_batches(place)
+        if found is not None:
+            shown, added = found
+            yield from hit(
+                "GA205",
+                shown,
+                "losses are added up for each sample and divided by the number of batches: the log "
+                "shows the mean loss times about the batch size",
+                (added, "a batch's loss times its samples is added here"),
+                severity="note",
+                mend="Divide by `len(loader.dataset)`, or by the samples that were seen.",
+            )
+            return
+        left = divides_what_is_left(place)
+        if left is not None:
+            yield from hit(
+                "GA205",
+                left[0],
+                "this divides by all passes what was added up since the sum was last set back to "
+                "zero: the mean that is shown is too small",
+                (left[1], "set back to zero here, now and then"),
+                severity="note",
+                mend="Keep one sum for each of the two means.",
+            )
+            return
+        running = never_begun_anew(place)
+        if running is not None and count > max(1, running[1]):
+            yield from hit(
+                "GA205",
+                running[0],
+                "this divides a running sum by the passes since the last time, and the sum is "
+                "never set back to zero: what is shown grows with every time",
+                (place, "the loss that is added up"),
+                severity="note",
+                mend="Set the sum to 0 after it was shown.",
+            )
+            return
+
+
 RULES = (
     average_left_in,
+    kept_in_a_list,
+    logged_by_batches,
     logged_by_samples,
     made_each_time,
     moved_when_made,

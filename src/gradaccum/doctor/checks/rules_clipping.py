@@ -254,6 +254,39 @@ def past_the_scaler(context: Context) -> Iterator[Hit]:
             return
 
 
+def backward_past_the_scaler(context: Context) -> Iterator[Hit]:
+    """GA202: of the losses of an update the scaler scales one and not another, and divides both."""
+    scaled: set[int] = set()
+    waiting = False
+    for event in context.trace.events:
+        waiting = waiting or event.kind == "scale"
+        if event.kind == "backward":
+            if waiting:
+                scaled.add(event.get("b", -1))
+            waiting = False
+    for line, windows in context.lines():
+        for window in windows:
+            step, fresh = window.step, set(window.fresh)
+            past = [e for e in context.story.micros(window) if e.get("b", -1) not in scaled]
+            inner = [b for b in fresh & scaled if context.factor.get(b, 1.0) > 1.0]
+            if step is None or not step.get("scaler") or not past or not inner or not window.whole:
+                continue
+            if any(not context.story.readings_of(e) for e in past):
+                continue
+            scale = context.factor[inner[0]]
+            yield from hit(
+                "GA202",
+                past[0],
+                "this loss is differentiated as it is, beside one that the scaler scales, and the "
+                f"scaler's step divides both by {scale:g}: it weighs 1/{scale:g} "
+                f"({plural(context.updates(windows), 'update')})",
+                (context.story.backwards.get(inner[0]), "the loss that is scaled"),
+                (line, "the step that unscales all"),
+                mend="Call `scaler.scale(loss).backward()` for each loss.",
+            )
+            return
+
+
 def used_up(context: Context) -> Iterator[Hit]:
     """GA407."""
     called = [e for e in context.trace.events if e.kind == "clip" and e.get("given") is not None]
@@ -298,6 +331,7 @@ RULES = (
     unscaled_twice,
     updated_at_wrong_times,
     past_the_scaler,
+    backward_past_the_scaler,
     clipped_each_time,
     clipped_scaled,
     scale_moves,

@@ -1,16 +1,16 @@
-"""GA5xx to GA8xx: graphs, ranks, coupled batches, precision."""
+"""GA502 to GA8xx: graphs, ranks, coupled batches, precision."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gradaccum.doctor.checks.constant import constant_summand
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, figure, hit, plural
 from gradaccum.doctor.checks.origin import chosen, cut, leaves_inference
 from gradaccum.doctor.checks.patterns import (
     exchanges,
     forward_of_module,
-    keeps,
     lines_that,
     turned_off,
 )
@@ -151,6 +151,31 @@ def no_graph(context: Context) -> Iterator[Hit]:
         return
 
 
+def part_without_graph(context: Context) -> Iterator[Hit]:
+    """GA503: a summand of the loss has no graph, while the others have."""
+    seen: dict[Place, list[Event]] = {}
+    for event in context.trace.events:
+        place = place_of(event)
+        if event.kind == "backward" and event.get("constant") and place is not None:
+            seen.setdefault(place, []).append(event)
+    for place, events in seen.items():
+        found = constant_summand(place)
+        if found is None or not any(e.get("arrived") for e in events):
+            continue
+        line, meant = found
+        yield from hit(
+            "GA503",
+            line,
+            "a term of the loss has no graph from here on: it is added as a number, its weight in "
+            f"the gradient is 0 ({plural(len(events), 'backward')} in what was looked at)",
+            (events[0], "this backward brings nothing of it"),
+            severity="note" if meant else "",
+            mend="Compute the term with its graph: without `.data`, `.item()` or `no_grad`, and "
+            "with `create_graph=True` where it is made of a gradient.",
+        )
+        return
+
+
 def switched_off(context: Context) -> Iterator[Hit]:
     """GA503: the last backward of the run was refused, for its loss has no graph."""
     came = [e for e in context.trace.events if e.kind == "backward" and not e.get("nested")]
@@ -228,12 +253,11 @@ def synchronised(context: Context) -> Iterator[Hit]:
             entered = window.of("no_sync")
             where = entered[-1] if entered else micros[-1]
             yield from hit(
-                "GA601",
+                "GA603",
                 chosen(place_of(where)) or where,
                 "the last backward of the window runs under `no_sync()`: what came after the "
                 "last exchange stays on its rank, and ranks step apart",
                 (micros[-1], "this gradient is not sent"),
-                severity="error",
             )
             return
 
@@ -372,7 +396,8 @@ def left_in_eval(context: Context) -> Iterator[Hit]:
         end = back[0].n if back else 1 << 62
         later = [e for e in context.trace.events if e.kind == "backward" and mode.n < e.n < end]
         inside = [e for e in later if index in e.get("eval", ())]
-        if len(inside) >= 2:
+        used = any(context.story.used.get(e.get("b", -1)) for e in inside)
+        if len(inside) >= 2 and used and any(mode.n < e.n < end for e in context.steps):
             yield from hit(
                 "GA703",
                 mode,
@@ -403,33 +428,11 @@ def narrow_sums(context: Context) -> Iterator[Hit]:
             return
 
 
-def keeps_graphs(context: Context) -> Iterator[Hit]:
-    """GA501."""
-    backwards = [e for e in context.trace.events if e.kind == "backward" and "kept" in e.data]
-    for number, event in enumerate(backwards):
-        kept = event.get("kept")
-        same = [e for e in backwards[: number + 1] if place_of(e) == place_of(event)]
-        if kept < 3 or kept < min(len(same) - 1, 60) or len(same) < 4:
-            continue
-        used = {id(w) for w in context.story.windows if set(w.fresh) & {e.get("b") for e in same}}
-        cleared = {w.order for w in context.story.open if set(w.fresh) & {e.get("b") for e in same}}
-        if len(used) + len(cleared) < 3:
-            continue  # losses of one window, kept until its end
-        where = keeps(place_of(event))
-        yield from hit(
-            "GA501",
-            where or event,
-            f"the graphs of all of the last {kept} losses are still alive: something keeps them",
-            (event, "the backward of such a loss"),
-        )
-        return
-
-
 RULES = (
-    keeps_graphs,
     switched_off,
     refused,
     no_graph,
+    part_without_graph,
     counted_again,
     past_the_ranks,
     entered_late,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, figure, hit, plural
-from gradaccum.doctor.checks.source import gate, gate_counts, gate_divides
+from gradaccum.doctor.checks.named import counts_to
+from gradaccum.doctor.checks.source import gate, gate_counts, gate_divides, unbracketed
 from gradaccum.doctor.checks.story import Window, inside, place_of
-from gradaccum.doctor.checks.weights import Series
+from gradaccum.doctor.checks.weights import Series, close
 from gradaccum.doctor.trace.model import Event, Place
 
 __all__ = ["RULES"]
@@ -187,6 +188,9 @@ def irregular(context: Context) -> Iterator[Hit]:
         inner = set(lengths[1:])
         if len(inner) < 3 or not context.gated(windows[0], line) or not gate_counts(line):
             continue
+        terms = [one for _, found in context.plain(windows) for one in found]
+        if terms and all(one.known and close(one.total, 1.0) for one in terms):
+            continue  # as many as it is divided by, each time
         shown = ", ".join(map(str, lengths[:8]))
         yield from hit(
             "GA303",
@@ -197,4 +201,50 @@ def irregular(context: Context) -> Iterator[Hit]:
         )
 
 
-RULES = (wrong_length, irregular)
+def without_brackets(context: Context) -> Iterator[Hit]:
+    """GA303: `i + 1 % n == 0` is `i + (1 % n) == 0`, and so never, or only at the beginning."""
+    for line, windows in context.lines():
+        micros = context.story.micros(windows[0])
+        condition = gate(line, place_of(micros[-1])) if micros else None
+        number = unbracketed(condition)
+        if not number or condition is None:
+            continue
+        lengths = ", ".join(str(len(window.fresh)) for window in windows[:8])
+        yield from hit(
+            "GA303",
+            condition,
+            f"`{number}` takes the remainder of 1 before it adds, so this does not count: updates "
+            f"hold {lengths} micro-batches",
+            (line, "the step"),
+            mend="Put the sum in brackets: `(i + 1) % n == 0`.",
+        )
+        context.settled.add(line)
+
+
+def leaks(context: Context) -> Iterator[Hit]:
+    """GA302: windows that are longer than what the test for the step counts to."""
+    for line, windows in context.lines():
+        if line in context.settled or len(windows) < 3:
+            continue
+        seen = [window for window in windows if window.whole]
+        if len(seen) < 3 or not all(w.fresh and not w.stale and context.one_line(w) for w in seen):
+            continue
+        condition = context.gate(seen[-1])
+        every = counts_to(condition)
+        lengths = [len(window.fresh) for window in seen]
+        if condition is None or every < 2 or every not in lengths or max(lengths) <= every:
+            continue
+        if min(lengths) < every or max(lengths) >= 2 * every:
+            continue
+        shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
+        yield from hit(
+            "GA302",
+            condition,
+            f"updates hold {shown} micro-batches, though this counts to {every}: what an epoch "
+            "leaves over is added to the next epoch's first window",
+            (line, "the step"),
+        )
+        context.settled.add(line)
+
+
+RULES = (without_brackets, wrong_length, irregular, leaks)

@@ -63,7 +63,8 @@ def _twin(context: Context, new: Param, old: list[Param]) -> tuple[Param, Event,
             continue
         for step in context.steps:
             late = step.n > own[0].n and step.get("optimizer") in one.owners
-            if late and one.index in step.get("idle", ()):
+            came = any(e.n > own[0].n for e in context.arrived(one.index))
+            if late and (one.index in step.get("idle", ()) or (one.arrivals and not came)):
                 return one, own[0], step
     return None
 

@@ -12,6 +12,7 @@ from gradaccum.doctor.checks.origin import computed, divided_at, divided_by_coun
 from gradaccum.doctor.checks.patterns import divided_late
 from gradaccum.doctor.checks.source import gate
 from gradaccum.doctor.checks.story import Window, place_of, usual
+from gradaccum.doctor.checks.sums import window_in_one
 from gradaccum.doctor.checks.weights import Series, close, series
 from gradaccum.doctor.trace.model import Event, Place
 
@@ -34,8 +35,11 @@ def not_divided(context: Context) -> Iterator[Hit]:
             shared = _stepped_between(context, window)
             alone = len(whole) == len(terms) == 1
             if why and not shared and (alone or _none_divided(terms, len(window.fresh))):
+                others = [(w, t) for w, t in told if len(w.fresh) >= 2 and context.one_line(w)]
+                whole_ones = [w for w, t in others if all(_weighs_one(one) for one in t)]
+                long = others if not alone else [(w, ()) for w in whole_ones]
                 yield from _whole(context, line, windows, window, late)
-                context.wrong += [(other, 1 / len(other.fresh), "") for other, _ in alike]
+                context.wrong += [(other, 1 / len(other.fresh), "") for other, _ in long]
                 break
             if beside := _beside(terms, len(window.fresh), bool(why)):
                 yield from _partly(context, window, *beside)
@@ -53,6 +57,36 @@ def not_divided(context: Context) -> Iterator[Hit]:
             if beside := _beside(terms, len(window.fresh), sure):
                 yield from _partly(context, window, *beside)
                 break
+
+
+def summed_in_one(context: Context) -> Iterator[Hit]:
+    """GA201: the losses of a window are added up, differentiated together, and never divided."""
+    for line, windows in context.lines():
+        if any(len(w.fresh) != 1 or not w.whole or context.handled(w) for w in windows):
+            continue
+        micros = [context.story.micros(w)[0] for w in windows if context.story.micros(w)]
+        count = window_in_one(place_of(micros[0])) if len(micros) == len(windows) else 0
+        if count < 2:
+            continue
+        told = [context.story.readings_of(event) for event in micros]
+        full = [terms for terms in told if len(terms) == count]
+        scale = context.factor.get(micros[0].get("b", -1), 1.0)
+        means = all(
+            one.reduction == "mean" and one.weight is not None and close(abs(one.weight / scale), 1)
+            for terms in full
+            for one in terms
+        )
+        if len(full) < 2 or 2 * len(full) < len(told) or not means:
+            continue
+        yield from hit(
+            "GA201",
+            micros[0],
+            f"the losses of {count} micro-batches are added up and differentiated together, each a "
+            f"mean that weighs 1, not 1/{count}: the update is {count} times the mean "
+            f"({plural(context.updates(windows), 'update')})",
+            (line, f"one update for all {count} micro-batches"),
+        )
+        return
 
 
 def _apart(context: Context, line: Place, window: Window) -> list[Hit]:
@@ -104,15 +138,18 @@ def _whole(
 ) -> list[Hit]:
     count = len(window.fresh)
     last = context.story.micros(window)[-1]
+    lengths = sorted({len(w.fresh) for w in windows if w.whole and len(w.fresh) > 1})
+    others = ", ".join(map(str, [n for n in lengths if n != count][:4]))
     message = (
         f"each of the {count} micro-batches of an update weighs 1, not 1/{count}: "
-        f"the update is {count} times the mean ({plural(context.updates(windows), 'update')})"
+        f"the update is {count} times the mean ({plural(context.updates(windows), 'update')}"
+        + (f", some of {others} micro-batches)" if others else ")")
     )
     if late is not None:
         message += "; the loss is divided only after its backward has run"
     return hit(
         "GA201",
-        late or last,
+        late or (last if place_of(last) is not None else line),
         message,
         (last, "backward of the undivided loss"),
         (line, f"one update for all {count} micro-batches"),
@@ -134,6 +171,10 @@ def _partly(context: Context, window: Window, right: Series, other: Series) -> l
         (window.line, f"one update for {count} micro-batches"),
         severity="warning" if other.terms[0].factors else "",
     )
+
+
+def _weighs_one(one: Series) -> bool:
+    return one.known and all(close(abs(weight), 1.0) for weight in one.weights)
 
 
 def _undivided(one: Series, why: str) -> bool:
@@ -231,32 +272,51 @@ def divided_twice(context: Context) -> Iterator[Hit]:
 
 def mean_of_means(context: Context) -> Iterator[Hit]:
     """GA203."""
-    seen = set()
+    found: dict[Place | None, list[tuple[Window, Series]]] = {}
+    ragged: dict[Place | None, list[bool]] = {}
     for window in [*context.story.windows, *context.story.open]:
         micros = context.story.micros(window)
         if len(window.fresh) < 2 or not micros or not window.whole:
             continue
         place = place_of(micros[-1])
         for one in context.series(window):
-            counts = one.counts
-            uneven = one.terms[0].masked and len(set(counts)) > 1 and None not in counts
+            uneven = len(set(one.counts)) > 1 and None not in one.counts
             same = one.known and all(close(w, one.weights[0]) for w in one.weights)
-            if not uneven or not same or place in seen or not one.weights[0]:
+            if place_of(micros[0]) != place or not same or not one.weights[0]:
                 continue
-            if place_of(micros[0]) != place:
+            if uneven and (one.terms[0].masked or one.terms[0].reduction == "mean"):
+                found.setdefault(place, []).append((window, one))
+            ragged.setdefault(place, []).append(uneven and _apart_by(one) >= 2.0)
+    for place, told in found.items():
+        # a last batch that is shorter is everybody's; others in each window are not
+        if not any(one.terms[0].masked for _, one in told):
+            if not all(ragged[place]) or len(ragged[place]) < 2:
                 continue
-            seen.add(place)
-            few, many = min(c for c in counts if c is not None), max(c or 0 for c in counts)
-            line = computed(place)
-            yield from hit(
-                "GA203",
-                line if line and not gate(line, place) else micros[-1],
-                f"micro-batches with {few:g} to {many:g} loss terms weigh the same "
-                f"({figure(abs(one.weights[0]))}), so that a term of the smallest weighs "
-                + (f"{many / few:.3g} times as much as one of the largest" if few else "nothing"),
-                (micros[-1] if line else None, "the backward of this loss"),
-                (window.line, "the update of the window"),
-            )
+        else:
+            told = [(window, one) for window, one in told if one.terms[0].masked]
+        yield from _uneven(context, *max(told, key=lambda pair: _apart_by(pair[1])))
+
+
+def _apart_by(one: Series) -> float:
+    counts = [count for count in one.counts if count is not None]
+    return max(counts) / min(counts) if min(counts) else math.inf
+
+
+def _uneven(context: Context, window: Window, one: Series) -> list[Hit]:
+    """The window in which the counts of a mean lie farthest apart."""
+    last = context.story.micros(window)[-1]
+    place = place_of(last)
+    few, many = min(c for c in one.counts if c is not None), max(c or 0 for c in one.counts)
+    line = computed(place)
+    return hit(
+        "GA203",
+        line if line and not gate(line, place) else last,
+        f"micro-batches with {few:g} to {many:g} loss terms weigh the same "
+        f"({figure(abs(one.weights[0]))}), so that a term of the smallest weighs "
+        + (f"{many / few:.3g} times as much as one of the largest" if few else "nothing"),
+        (last if line else None, "the backward of this loss"),
+        (window.line, "the update of the window"),
+    )
 
 
 def undefined_mean(context: Context) -> Iterator[Hit]:
@@ -323,4 +383,4 @@ def _spoils(event: Event) -> bool:
     return isinstance(norm, float) and math.isnan(norm)
 
 
-RULES = (divided_twice, not_divided, mean_of_means, undefined_mean)
+RULES = (divided_twice, not_divided, summed_in_one, mean_of_means, undefined_mean)

@@ -84,6 +84,10 @@ def planned_for_another_length(context: Context) -> Iterator[Hit]:
                 (steps[total], "this step is refused"),
             )
             return
+        again = _in_two_places(context, steps)
+        if again:
+            yield from again
+            return
         if made.get("kind") == "CosineAnnealingLR" and total:
             yield from _rising_again(context, made, steps, total)
         if steps and context.trace.complete and not context.trace.error:
@@ -91,6 +95,26 @@ def planned_for_another_length(context: Context) -> Iterator[Hit]:
             found = found or list(_in_microbatches(context, made, steps))
             found = found or _in_epochs(context, made, steps)
             yield from found or _stepped_by_epoch(context, made, steps)
+
+
+def _in_two_places(context: Context, steps: list[Event]) -> list[Hit]:
+    """One scheduler that two lines step, one right after the other each time."""
+    places = [place_of(e) for e in steps]
+    if len(steps) < 4 or len(set(places)) != 2 or places[0] == places[1]:
+        return []
+    pairs = list(zip(steps[::2], steps[1::2], strict=False))
+    if any((place_of(a), place_of(b)) != (places[0], places[1]) for a, b in pairs):
+        return []
+    if any(a.n < e.n < b.n for a, b in pairs for e in context.steps):
+        return []
+    return hit(
+        "GA312",
+        steps[1],
+        "the scheduler steps here as well as at another line, with no update between: it runs "
+        f"twice as fast as it was planned ({plural(len(steps), 'step')} in what was looked at)",
+        (steps[0], "it has just stepped here"),
+        mend="Step it at one of the two lines.",
+    )
 
 
 def _rising_again(context: Context, made: Event, steps: list[Event], total: int) -> list[Hit]:

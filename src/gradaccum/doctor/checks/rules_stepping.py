@@ -105,9 +105,9 @@ def tail_dropped(context: Context) -> Iterator[Hit]:
     if not context.trace.complete or context.trace.error:
         return
     for left in context.story.open:
-        if left.order < END:
-            continue
         micros = context.story.micros(left)
+        if any(context.story.used.get(e.get("b", -1)) for e in micros):
+            continue
         for line, windows in context.lines():
             owned = {p for w in windows for p in w.params}
             size = usual(windows)
@@ -123,7 +123,10 @@ def tail_dropped(context: Context) -> Iterator[Hit]:
                     "GA302",
                     context.gate(windows[-1]) or line,
                     f"the run ended with {count} {word} that no step had used; an update holds "
-                    f"{size}",
+                    f"{size}"
+                    if left.order == END
+                    else f"{count} {word} that no step had used were cleared after the last "
+                    f"update; an update holds {size}",
                     (micros[0], "computed, and never used"),
                     (line, "the step of a full window"),
                 )
@@ -153,6 +156,8 @@ def rebuilt(context: Context) -> Iterator[Hit]:
             set(event.get("params", ())) & set(params) and made and made[0].n < event.n < made[-1].n
             for event in loads
         )
+        resumed = {e.get("optimizer") for e in context.trace.events if e.kind == "load"}
+        numbers = [n for n in numbers if n not in resumed]
         if len(numbers) < 2 or len(rates) > 1 or reloaded:
             continue
         kind = (

@@ -12,6 +12,8 @@ from gradaccum.doctor.checks.certain import (
     logged_by_updates,
     reads_gradients,
     repeats,
+    thrown_away,
+    walked_twice,
 )
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
@@ -96,6 +98,42 @@ def read_of_none(context: Context) -> Iterator[Hit]:
                 f"this raises ({len(frozen)} frozen, {len(none) - len(frozen)} not used by the "
                 "loss)",
                 (event, "this backward reached the others"),
+            )
+            return
+
+
+def computed_and_lost(context: Context) -> Iterator[Hit]:
+    """GA306: a new value of each parameter is computed beside the step, and kept nowhere."""
+    for line in dict.fromkeys(place for e in context.steps if (place := place_of(e)) is not None):
+        found = thrown_away(line)
+        if found is not None:
+            where, written = found
+            yield from hit(
+                "GA306",
+                where,
+                f"`{written}(...)` returns a new tensor, which is kept nowhere: nothing is changed "
+                f"by this line ({plural(len(context.steps), 'step')} beside it in what was looked "
+                "at)",
+                (line, "the step"),
+                mend=f"Write in place, `{written}_(...)`, under `torch.no_grad()`.",
+            )
+            return
+
+
+def nothing_left_to_walk(context: Context) -> Iterator[Hit]:
+    """GA407: a function of the script's own walks twice over a generator of parameters."""
+    for line in dict.fromkeys(place for e in context.steps if (place := place_of(e)) is not None):
+        found = walked_twice(line)
+        if found is not None:
+            where, call = found
+            yield from hit(
+                "GA407",
+                where,
+                "this walks over what was walked over before: a generator is used up by then, and "
+                "nothing is done to any parameter",
+                (call, "it is given a generator here"),
+                (line, "the step"),
+                mend="Begin the function with `parameters = list(parameters)`.",
             )
             return
 
@@ -188,7 +226,7 @@ def narrow_log(context: Context) -> Iterator[Hit]:
             return
 
 
-def follows_each_time(context: Context) -> Iterator[Hit]:
+def _follows_each_time(context: Context) -> Iterator[Hit]:
     """GA317: an average of the weights is moved between the micro-batches of an update."""
     trace = context.trace
     shapes = {p.index: p.shape for p in trace.params}
@@ -224,7 +262,13 @@ def follows_each_time(context: Context) -> Iterator[Hit]:
             return
 
 
-def follows_by_its_source(context: Context) -> Iterator[Hit]:
+def follows(context: Context) -> Iterator[Hit]:
+    """GA317, by the writes that were seen, or else by the source."""
+    seen = list(_follows_each_time(context))
+    yield from seen or _follows_by_its_source(context)
+
+
+def _follows_by_its_source(context: Context) -> Iterator[Hit]:
     """GA317: the same for an average in tensors that are no leaves, and which no run shows."""
     for line, windows in context.lines():
         for window in windows:
@@ -295,13 +339,14 @@ def checkpointed_constant(context: Context) -> Iterator[Hit]:
 
 RULES = (
     checkpointed_constant,
-    follows_each_time,
-    follows_by_its_source,
+    follows,
     lost_in_rounding,
     written_behind,
     added_to_none,
     read_of_none,
     collected_twice,
+    computed_and_lost,
+    nothing_left_to_walk,
     logged,
     narrow_log,
 )

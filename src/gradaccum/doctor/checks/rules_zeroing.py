@@ -10,15 +10,18 @@ from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
 from gradaccum.doctor.checks.patterns import asks
 from gradaccum.doctor.checks.source import (
+    above_of,
+    calls,
     forwarded,
     gate,
     in_loop_of,
+    loop_of,
     overwrites,
     reads_gradient,
     same_loop,
 )
 from gradaccum.doctor.checks.story import END, Window, place_of, usual
-from gradaccum.doctor.trace.model import Event
+from gradaccum.doctor.trace.model import Event, Place
 
 __all__ = ["RULES"]
 
@@ -36,6 +39,9 @@ def never_zeroed(context: Context) -> Iterator[Hit]:
             if not again:
                 continue
         first = again[0]
+        stale = {p for g in first.used if set(g.backwards) & set(first.stale) for p in g.params}
+        if stale <= context.replaced:
+            continue
         old = [context.story.backwards[b] for b in first.stale if b in context.story.backwards]
         number = windows[0].optimizer
         kept = _names(context, first)
@@ -159,6 +165,9 @@ def nothing_accumulates(context: Context) -> Iterator[Hit]:
             )
             context.faulty.add(windows[0].optimizer)
             context.settled.add(line)
+        elif usual(windows) >= 2 and wiped + len(bad[0].fresh) == usual(windows):
+            yield from _broken_off(context, bad[0], event, lost, line)
+            context.settled.add(line)
         elif usual(windows) >= 2 and all(
             len(numbers) < usual(windows) for _, numbers in bad[0].wasted
         ):
@@ -172,6 +181,27 @@ def nothing_accumulates(context: Context) -> Iterator[Hit]:
                 (line, "the step of a full window"),
             )
             context.settled.add(line)
+
+
+def _broken_off(
+    context: Context, window: Window, event: Event, lost: tuple[int, ...], line: Place
+) -> list[Hit]:
+    """A clearing in the midst of a window that goes on after it."""
+    last = context.story.backwards[lost[-1]]
+    place = place_of(event)
+    loop = loop_of(place_of(last))
+    called = calls(place.path, place.function) if place is not None else ()
+    within = in_loop_of(place, place_of(last)) or any(loop in above_of(call) for call in called)
+    count = len(lost) + len(window.fresh)
+    return hit(
+        "GA103" if loop is not None and within else "GA302",
+        event,
+        f"{len(lost)} of {count} micro-batches of an update are wiped here, in the midst of its "
+        "window, which goes on afterwards",
+        (last, "this backward's gradient is thrown away"),
+        (line, "the step comes only afterwards"),
+        mend="Clear only right after a step, or step before this.",
+    )
 
 
 def _wipes(context: Context, window: Window) -> list[tuple[Event, tuple[int, ...]]]:

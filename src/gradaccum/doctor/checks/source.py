@@ -26,6 +26,7 @@ __all__ = [
     "same_loop",
     "statement",
     "tree_of",
+    "unbracketed",
 ]
 
 _MOST = 2_000_000
@@ -94,8 +95,11 @@ def above_of(place: Place | None) -> list[ast.AST]:
 
 
 def loop_of(place: Place | None) -> ast.AST | None:
-    """The innermost loop around a line."""
-    return next((node for node in above_of(place) if isinstance(node, _LOOPS)), None)
+    """The innermost loop around a line; what a `for` goes over is computed outside of it."""
+    around = above_of(place)
+    if around and isinstance(around[0], ast.For):
+        around = around[1:]
+    return next((node for node in around if isinstance(node, _LOOPS)), None)
 
 
 def same_loop(first: Place | None, second: Place | None) -> bool | None:
@@ -224,6 +228,18 @@ def gate_counts(step: Place | None) -> bool:
                     for one in ast.walk(node.test)
                 )
     return False
+
+
+def unbracketed(condition: Place | None) -> str:
+    """A part `i + 1 % n` of a condition, as it is written; empty if there is none."""
+    node = next((n for n in above_of(condition) if isinstance(n, ast.If)), None)
+    for one in ast.walk(node.test) if node is not None else ():
+        if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add):
+            right = one.right
+            if isinstance(right, ast.BinOp) and isinstance(right.op, ast.Mod):
+                if isinstance(right.left, ast.Constant) and not isinstance(one.left, ast.Constant):
+                    return ast.unparse(one)
+    return ""
 
 
 def gate_divides(step: Place | None, backward: Place | None, number: int | None) -> bool:

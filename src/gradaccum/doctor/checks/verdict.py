@@ -55,8 +55,21 @@ def _did(context: Context) -> str:
         return f"{plural(backwards, 'backward')} and no update: gradients were {clears}never used."
     own = [window for window in story.windows if window.optimizer is not None]
     if not any(window.used for window in own) and not backwards:
+        if _set_by_hand(context):
+            return f"{plural(steps, 'step')} on gradients that the script set itself."
         return f"{plural(steps, 'step')}, none with a gradient: no backward made any."
     return f"{_updates(steps, own)}{_cleared(context)}{_weights(context, own)}."
+
+
+def _set_by_hand(context: Context) -> bool:
+    """Whether the script has put gradients into what optimizers own, of its own computing."""
+    owned = {p for o in context.trace.optimizers if o.steps for p in o.params}
+    return any(
+        event.kind == "write"
+        and event.get("target") == "grad"
+        and owned & set(event.get("params", ()))
+        for event in context.trace.events
+    )
 
 
 def _cleared(context: Context) -> str:

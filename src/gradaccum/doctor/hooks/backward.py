@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from _thread import get_ident
@@ -13,6 +14,7 @@ from gradaccum.doctor.hooks.behind import Behind
 from gradaccum.doctor.hooks.deep import Deep
 from gradaccum.doctor.hooks.guard import guarded, guarded_after
 from gradaccum.doctor.hooks.older import Older
+from gradaccum.doctor.hooks.summands import constants
 from gradaccum.doctor.saved import tells
 from gradaccum.doctor.touch import Patches
 from gradaccum.doctor.trace.recorder import Recorder
@@ -41,6 +43,14 @@ class _Token:
         node.metadata["gradaccum"] = token
         return weakref.ref(token)
 
+    @staticmethod
+    def put_first(nodes: list[Any]) -> weakref.ref[_Token]:
+        """Leave one in the first nodes of a pass: it lives as long as anything that they led to."""
+        token = _Token()
+        for node in nodes:
+            node.metadata["gradaccum.first"] = token
+        return weakref.ref(token)
+
 
 class _Watch:
     """What is done before and after each backward."""
@@ -54,6 +64,7 @@ class _Watch:
         self.deep = deep
         self._plain = recorder.torch.Tensor
         self._kept: deque[weakref.ref[_Token]] = deque(maxlen=64)
+        self._begun: deque[weakref.ref[_Token]] = deque(maxlen=64)
 
     def begin(self, given: tuple[Any, Any, Any], frame: FrameType) -> Any:
         """A backward begins."""
@@ -105,7 +116,7 @@ class _Watch:
             recorder.segments.spent += _clock() - spent
         recorder.active.append(note)
         recorder.inside += 1
-        note["begun"] = begun
+        note["begun"], note["error"] = begun, sys.exc_info()[1]
         return note
 
     def _note(
@@ -180,10 +191,11 @@ class _Watch:
         losses = [one for one in outputs if hasattr(one, "is_leaf")]
         with self.deep.quiet():
             if recorder.segments.deep:
-                known = len(recorder.leaves.all)
-                recorder.leaves.find(outputs)
+                known, first = len(recorder.leaves.all), list[Any]()
+                recorder.leaves.find(outputs, first)
                 if len(recorder.leaves.all) != known or not recorder.named:
                     self._name(frame)
+                self._closely(note, losses, first)
             if note.get("retain"):
                 old = self.older.leaves(outputs, note["place"][0])
                 if old:
@@ -203,9 +215,22 @@ class _Watch:
                 except Exception as error:  # noqa: BLE001 - "unknown" must not end the run
                     note["ledger"] = {"error": f"{type(error).__name__}: {error}"}
 
+    def _closely(self, note: dict[str, Any], losses: list[Any], first: list[Any]) -> None:
+        """Passes of which something still lives, and what is added to the loss without a graph."""
+        note["held"] = sum(token() is not None for token in self._begun)
+        if first:
+            self._begun.append(_Token.put_first(first))
+        added = constants(losses[0].grad_fn) if len(losses) == 1 else 0
+        if added:
+            note["constant"] = added
+
     def after(self, note: dict[str, Any]) -> None:
         """The engine is done, or has raised."""
         recorder = self.recorder
+        error = sys.exc_info()[1]
+        if error is not None and error is not note["error"] and type(error) is RuntimeError:
+            note["failed"] = str(error)[:80]
+        del note["error"]
         recorder.inside -= 1
         seen = recorder.leaves.look()
         del note["thread"]

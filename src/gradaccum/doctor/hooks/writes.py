@@ -172,8 +172,9 @@ class _Hooking:
         if code is not None:
             path, line = code.co_filename, code.co_firstlineno
         self.recorder.event(
-            "hook", place, begun, params=[leaf.index], how=self.how, path=path, line=line
-        )
+            "hook", place, begun, params=[leaf.index], how=self.how, path=path, line=line,
+            count=len(hooks or ()),
+        )  # fmt: skip
 
 
 def install(recorder: Recorder, behind: Behind, patches: Patches) -> None:

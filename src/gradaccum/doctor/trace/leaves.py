@@ -15,6 +15,8 @@ __all__ = ["Leaves", "Seen"]
 
 MOST = 20_000
 NODES = 200_000
+FIRST = 64
+"""Nodes of a graph that are told to be its first."""
 
 
 class Seen:
@@ -122,8 +124,13 @@ class Leaves:
                 return True
         return False
 
-    def find(self, roots: tuple[Any, ...]) -> list[Tracked]:
-        """Watch every leaf that these tensors depend on; returns them."""
+    def find(self, roots: tuple[Any, ...], first: list[Any] | None = None) -> list[Tracked]:
+        """Watch every leaf that these tensors depend on; returns them.
+
+        Args:
+            roots: the tensors.
+            first: takes the nodes that nothing but leaves lead to, where each pass begins.
+        """
         todo = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
         found: list[Tracked] = []
         seen: set[Any] = set()
@@ -140,7 +147,11 @@ class Leaves:
                     if leaf.thread != thread:
                         leaf.thread = 0 if leaf.thread in (0, *self.running - {thread}) else thread
                     found.append(leaf)
-            todo.extend(child for child, _ in node.next_functions)
+            children = [child for child, _ in node.next_functions if child is not None]
+            room = first is not None and children and len(first) < FIRST
+            if first is not None and room and all(hasattr(c, "variable") for c in children):
+                first.append(node)
+            todo.extend(children)
         return found
 
     def begin(self, thread: int) -> bool:
