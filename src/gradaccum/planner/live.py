@@ -2,7 +2,7 @@
 
 Every storage that an operator returns is watched until it is freed: what torch's allocator was
 asked for, to the byte, except for work space inside an operator. Where that is largest, it is
-charged for: oneDNN's convolutions copy their operands into a layout of their own.
+charged for: `workspace.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["LiveBytes", "eagerly", "storages"]
+from gradaccum.planner.workspace import work_space
 
-_FORTH, _BACK = "aten::convolution", "aten::convolution_backward"
-_FEW_CHANNELS = 3
-"""Up to which an image is convolved as it is."""
+__all__ = ["LiveBytes", "eagerly", "storages"]
 
 
 def eagerly() -> AbstractContextManager[object]:
@@ -68,7 +66,7 @@ class LiveBytes(TorchDispatchMode):
             elif key not in given:
                 self._watch(key, storage)
             given[key] = storage
-        beside = _work_space(func, args, result) if self._kind == "cpu" else 0
+        beside = work_space(func, args, result) if self._kind == "cpu" else 0
         self.peak = max(self.peak, self.now + beside)
         if self._marks is not None:
             self._marks.append(self.now + beside)
@@ -123,44 +121,3 @@ def _plain(tensor: Tensor) -> Iterator[Tensor]:
         yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-
-
-def _work_space(func: Any, args: tuple[Any, ...], result: Any) -> int:
-    """What oneDNN's convolutions take beside their operands.
-
-    They copy both operands that vary with the batch, into blocks of channels: forth the input and
-    the output; back the output's gradient and, one after the other, that of the input and the input
-    itself. The weights, or their gradient, are copied as well. What a strided convolution makes
-    larger again, back or transposed, is copied once more before it is handed over.
-    """
-    name = func._schema.name
-    if name not in (_FORTH, _BACK) or not torch.backends.mkldnn.is_available():
-        return 0
-    if name == _FORTH:
-        (x, weight, _, stride, _, _, transposed), y = args[:7], result
-    else:
-        y, x, weight, _, stride, _, _, transposed = args[:8]
-    if _last(x) or _last(weight):  # channels come last already, which it computes in as it is
-        return weight.nbytes
-    once_more = 0
-    if max(stride) > 1 and transposed == (name == _FORTH):
-        once_more = y.nbytes if transposed else x.nbytes
-    inside, outside = _filled(x), _filled(y)
-    made, given = (outside, inside) if transposed else (inside, outside)
-    return made + max(given, once_more) + weight.nbytes
-
-
-def _last(tensor: Tensor) -> bool:
-    kind = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-    if kind is None or tensor.is_contiguous():
-        return False
-    return tensor.is_contiguous(memory_format=kind)
-
-
-def _filled(tensor: Tensor) -> int:
-    """Bytes of a copy whose channels are filled up to whole blocks."""
-    channels = max(tensor.shape[1], 1)
-    block = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
-    blocks = -(-channels // block)
-    wider = blocks * block if channels > _FEW_CHANNELS else channels
-    return tensor.nbytes * wider // channels
