@@ -136,7 +136,7 @@ pair(
     + """
 acc = Accelerator(gradient_accumulation_steps=args.every)
 sched = transformers.get_scheduler(
-    args.kind, optimizer=opt, num_warmup_steps=args.warmup,
+    "linear", optimizer=opt, num_warmup_steps=args.warmup,
     num_training_steps=args.max_train_steps * @,
 )
 net, opt, data, sched = acc.prepare(net, opt, loader, sched)

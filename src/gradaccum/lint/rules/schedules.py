@@ -153,6 +153,8 @@ def planned_in_batches(facts: Facts, view: View) -> Iterator[Hit]:
         event = steps[-1]
         if thing.node is None or not event.loops or not _once_a_window(facts, view, steps):
             continue
+        if _chosen(thing):
+            continue
         count = turns(facts, event.loops[-1])
         for plan in planned(thing):
             if plan.under:
@@ -170,6 +172,14 @@ def planned_in_batches(facts: Facts, view: View) -> Iterator[Hit]:
             )
             yield hit("GA312", made, what, (event, "one step for a whole window"))
             return
+
+
+def _chosen(thing: Thing) -> bool:
+    """Whether a setting names the schedule: many are constant then, and have no length."""
+    if thing.key.split(".")[-1] != "get_scheduler":
+        return False
+    name = thing.args[0] if thing.args else thing.kwargs.get("name")
+    return not isinstance(name, str)
 
 
 def _by_thing(facts: Facts) -> list[tuple[Thing, list[Event]]]:
