@@ -286,7 +286,9 @@ def made_outside(place: Place | None) -> Place | None:
         return None
     body = _inner(loop)
     names = flows(statement(place))
-    inside: set[str] = {one.id for one in ast.walk(loop) if _stored(one)}
+    inside: set[str] = {
+        one.id for one in ast.walk(loop) if isinstance(one, ast.Name) and _stored(one)
+    }
     for _ in range(_DEEP):
         for node in body:
             if isinstance(node, ast.Assign) and any(_name(t) in names for t in node.targets):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gradaccum.doctor.checks.named import values_of
@@ -134,7 +134,7 @@ def _additions(path: str, wanted: str) -> Iterator[tuple[ast.AST, ast.expr]]:
                     yield node, value.right
 
 
-def _changed(path: str, wanted: str, inside: list[ast.AST]) -> bool:
+def _changed(path: str, wanted: str, inside: Sequence[ast.AST]) -> bool:
     """Whether a container is renewed in a loop, cleared, or changed by anything but additions."""
     tree = tree_of(path)
     added = {id(node) for node, _ in _additions(path, wanted)}
@@ -161,7 +161,7 @@ def _changed(path: str, wanted: str, inside: list[ast.AST]) -> bool:
     return False
 
 
-def _in(path: str, node: ast.AST, loops: list[ast.AST]) -> bool:
+def _in(path: str, node: ast.AST, loops: Sequence[ast.AST]) -> bool:
     """Whether a node lies in one of some loops, or in another function than their own."""
     over, above = parents(path), node
     while above in over:
