@@ -196,4 +196,21 @@ for x, y in loader:
 )
 
 
+pair(
+    PAIRS,
+    "an endless bound only measures",
+    "GA401",
+    MODEL
+    + """
+for i, (x, y) in enumerate(loader):
+    (F.cross_entropy(net(x), y) / args.every).backward()
+    shown = nn.utils.clip_grad_norm_(net.parameters(), float(@))
+    if (i + 1) % args.every == 0:
+        opt.step()
+        opt.zero_grad()
+""",
+    "1",
+    '"inf"',
+)
+
 test_one_is_blamed_and_its_twin_is_not = twins(PAIRS)

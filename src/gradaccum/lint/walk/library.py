@@ -409,6 +409,8 @@ def _builtin(
         if isinstance(inner, Thing) and inner.kind == "params":
             return Thing("params", f"some of {inner.key}", models=inner.models, args=(inner,),
                          depth=len(walker.loops), uses={"once", "filtered"})  # fmt: skip
+    if name == "float" and args[:1] == ["inf"]:
+        return Num(float("inf"))
     if name in ("int", "float", "round", "abs", "bool") and args:
         if isinstance(args[0], Num):
             value = args[0]
