@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 from gradaccum.doctor.checks.named import batches_of_several
 from gradaccum.doctor.checks.patterns import receiver
 from gradaccum.doctor.checks.source import above_of, function_of, parents, statement, tree_of
 from gradaccum.doctor.trace.model import Place
 
-__all__ = ["divides_what_is_left", "never_begun_anew", "samples_by_batches"]
+__all__ = ["divides_what_is_left", "means_by_samples", "never_begun_anew", "samples_by_batches"]
 
 
 def _sums(loop: ast.AST) -> dict[str, ast.AugAssign]:
@@ -36,40 +37,51 @@ def _size(node: ast.AST) -> bool:
     )
 
 
+def means_by_samples(backward: Place | None) -> tuple[Place, Place] | None:
+    """Where a sum of batches' means is divided by `len(loader.dataset)`, and where it is added to.
+
+    Only where the file says that batches hold more than one sample.
+    """
+    return _divided(backward, _item, ".dataset")
+
+
 def samples_by_batches(backward: Place | None) -> tuple[Place, Place] | None:
     """Where a sum over samples is divided by the number of batches, and where it is added to."""
+    return _divided(backward, _of_samples, "")
+
+
+def _of_samples(node: ast.AST, name: str) -> bool:
+    """Whether a loss is multiplied by the number of its samples."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+        return False
+    return (_item(node.left, name) and _size(node.right)) or (
+        _item(node.right, name) and _size(node.left)
+    )
+
+
+def _divided(
+    backward: Place | None, adds: Callable[[ast.AST, str], bool], of: str
+) -> tuple[Place, Place] | None:
+    """Where what `adds` to a sum in a loop is divided by the length of its loader, or `of` it."""
     loop = next((n for n in above_of(backward) if isinstance(n, ast.For)), None)
     name = receiver(statement(backward), plain=True)
     tree = tree_of(backward.path) if backward is not None else None
-    if (
-        loop is None
-        or not name
-        or tree is None
-        or backward is None
-        or not batches_of_several(backward.path)
-    ):
+    if loop is None or not name or tree is None or backward is None:
         return None
-    added = {
-        total: node.lineno
-        for total, node in _sums(loop).items()
-        if isinstance(node.value, ast.BinOp)
-        and isinstance(node.value.op, ast.Mult)
-        and (
-            (_item(node.value.left, name) and _size(node.value.right))
-            or (_item(node.value.right, name) and _size(node.value.left))
-        )
+    if not batches_of_several(backward.path):
+        return None
+    added = {total: node.lineno for total, node in _sums(loop).items() if adds(node.value, name)}
+    counts = {
+        f"len({ast.unparse(one)}{of})" for one in ast.walk(loop.iter) if isinstance(one, ast.expr)
     }
-    loaders = {ast.unparse(one) for one in ast.walk(loop.iter) if isinstance(one, ast.expr)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
             continue
-        total, by = getattr(node.left, "id", ""), node.right
-        counted = isinstance(by, ast.Call) and getattr(by.func, "id", "") == "len" and by.args
-        if total in added and counted and isinstance(by, ast.Call):
-            function = function_of(backward.path, node)
-            if ast.unparse(by.args[0]) in loaders and function == backward.function:
-                at = Place(backward.path, added[total], function)
-                return Place(backward.path, node.lineno, function), at
+        total = getattr(node.left, "id", "")
+        function = function_of(backward.path, node)
+        if total in added and ast.unparse(node.right) in counts and function == backward.function:
+            at = Place(backward.path, added[total], function)
+            return Place(backward.path, node.lineno, function), at
     return None
 
 

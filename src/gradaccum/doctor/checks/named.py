@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 from gradaccum.doctor.checks.origin import unrecorded
-from gradaccum.doctor.checks.patterns import receiver
 from gradaccum.doctor.checks.source import above_of, function_of, statement, tree_of
 from gradaccum.doctor.trace.model import Place
 
@@ -20,7 +19,6 @@ __all__ = [
     "limit_is_scaled",
     "made_in_forward",
     "masked_mean",
-    "means_by_samples",
     "moved_in_init",
     "never_restored",
     "rewards",
@@ -414,55 +412,6 @@ def masked_mean(backward: Place) -> Place | None:
             function = function_of(backward.path, call)
             found.append(Place(backward.path, call.lineno, function))
     return found[0] if len(found) == 1 else None
-
-
-def means_by_samples(backward: Place | None) -> tuple[Place, Place] | None:
-    """Where a sum of batches' means is divided by `len(loader.dataset)`, and where it is added to.
-
-    Only where the file says that batches hold more than one sample.
-    """
-    loop = next((n for n in above_of(backward) if isinstance(n, ast.For)), None)
-    name = receiver(statement(backward), plain=True)
-    tree = tree_of(backward.path) if backward is not None else None
-    if (
-        loop is None
-        or not name
-        or tree is None
-        or backward is None
-        or not batches_of_several(backward.path)
-    ):
-        return None
-    added = {
-        node.target.id: node.lineno
-        for node in ast.walk(loop)
-        if isinstance(node, ast.AugAssign)
-        and isinstance(node.op, ast.Add)
-        and isinstance(node.target, ast.Name)
-        and ast.unparse(node.value) in (f"{name}.item()", f"{name}.detach().item()")
-    }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
-            continue
-        total = getattr(node.left, "id", "")
-        if total in added and _samples(node.right, loop):
-            function = function_of(backward.path, node)
-            if function == backward.function:
-                at = Place(backward.path, added[total], function)
-                return Place(backward.path, node.lineno, function), at
-    return None
-
-
-def _samples(node: ast.expr, loop: ast.For) -> bool:
-    """Whether an expression is `len(loader.dataset)` of the loader that a loop goes over."""
-    if not isinstance(node, ast.Call) or _name(node.func) != "len" or len(node.args) != 1:
-        return False
-    inner = node.args[0]
-    loaders = {ast.unparse(one) for one in ast.walk(loop.iter) if isinstance(one, ast.expr)}
-    return (
-        isinstance(inner, ast.Attribute)
-        and inner.attr == "dataset"
-        and ast.unparse(inner.value) in loaders
-    )
 
 
 def batches_of_several(path: str) -> bool:

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 
 from gradaccum.doctor.checks.context import Context
 from gradaccum.doctor.checks.hits import Hit, hit, plural
-from gradaccum.doctor.checks.logs import divides_what_is_left, never_begun_anew, samples_by_batches
+from gradaccum.doctor.checks.logs import (
+    divides_what_is_left,
+    means_by_samples,
+    never_begun_anew,
+    samples_by_batches,
+)
 from gradaccum.doctor.checks.named import (
     gated_beside,
     in_plain_list,
     made_in_forward,
-    means_by_samples,
     moved_in_init,
     never_restored,
     waits_for,

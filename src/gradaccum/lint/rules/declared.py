@@ -89,9 +89,9 @@ def averaged_each(facts: Facts, view: View) -> Iterator[Hit]:
         for event in events[start:end]:
             if event.kind == "averaged" and not event.unsure:
                 moves.setdefault(event.node, []).append(event)
-        for node, found in moves.items():
+        for found in moves.values():
             turns = {event.loops for event in found} & {mark.loops for mark in window.fresh}
-            if len(turns) >= usual - 1 and isinstance(node, ast.AST):
+            if len(turns) >= usual - 1:
                 yield hit("GA317", found[0], "the average moves after every micro-batch, though "
                           "the weights change once a window: it follows them N times as fast",
                           (window.step, "the weights change here"))  # fmt: skip

@@ -12,7 +12,7 @@ from gradaccum.lint.walk.evaluate import text
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Class
 
-__all__ = ["GLOBAL", "is_parameter"]
+__all__ = ["GLOBAL", "is_own", "is_parameter"]
 
 _MOVES = frozenset({"to", "cuda", "cpu", "double", "half", "float", "bfloat16", "type"})
 _ENDS_GRAPH = frozenset({"detach", "item", "data", "no_grad", "detach_", "inference_mode"})
@@ -62,7 +62,7 @@ def _lost_parameters(home: ast.ClassDef) -> Iterator[Found]:
                 if target.id in kept and target.id not in stored and not _registers(method):
                     yield ("GA309", node, "a parameter that is made in each forward: no optimizer "
                            "has it, and the next forward makes another")  # fmt: skip
-            elif method.name == "__init__" and _is_own(target) and _is_moved(value):
+            elif method.name == "__init__" and is_own(target) and _is_moved(value):
                 yield ("GA309", node, "what is stored is a copy of the parameter, not the "
                        "parameter: `parameters()` does not find it, so no optimizer steps it; "
                        "convert the tensor inside `nn.Parameter(...)`")  # fmt: skip
@@ -92,7 +92,8 @@ def _registers(method: ast.FunctionDef) -> bool:
     )
 
 
-def _is_own(node: ast.AST) -> bool:
+def is_own(node: ast.AST) -> bool:
+    """Whether it is `self.name`."""
     return (
         isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
@@ -108,7 +109,7 @@ def _kept_statistics(home: ast.ClassDef) -> Iterator[Found]:
     for method in home.body:
         if isinstance(method, ast.FunctionDef) and method.name != "__init__":
             for node in ast.walk(method):
-                if isinstance(node, ast.Assign) and _is_own(node.targets[0]):
+                if isinstance(node, ast.Assign) and is_own(node.targets[0]):
                     writes.setdefault(text(node.targets[0]), []).append(node)
     forward = next((node for node in home.body if isinstance(node, ast.FunctionDef)
                     and node.name == "forward"), None)  # fmt: skip

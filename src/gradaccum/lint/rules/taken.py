@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from gradaccum.lint.facts import Facts, View, tensor_of
 from gradaccum.lint.rules.hits import Hit, hit
-from gradaccum.lint.rules.modules import is_parameter
-from gradaccum.lint.walk.evaluate import learns, text
+from gradaccum.lint.rules.modules import is_own, is_parameter
+from gradaccum.lint.walk.evaluate import learns
 from gradaccum.lint.walk.trace import Event
 from gradaccum.lint.walk.values import Class, Seq, Thing
 
@@ -239,15 +239,11 @@ _REGISTERS = frozenset({"add_module", "register_module", "setattr", "register_pa
 def _has_parameter(home: Class) -> bool:
     """Whether a class makes a trained parameter of its own."""
     return any(
-        isinstance(node, ast.Assign) and _is_own_any(node.targets[0]) and is_parameter(node.value)
+        isinstance(node, ast.Assign) and is_own(node.targets[0]) and is_parameter(node.value)
         for method in home.node.body
         if isinstance(method, ast.FunctionDef) and method.name == "__init__"
         for node in ast.walk(method)
     )
-
-
-def _is_own_any(node: ast.expr) -> bool:
-    return isinstance(node, ast.Attribute) and text(node.value) == "self"
 
 
 def in_plain_list(facts: Facts) -> Iterator[Hit]:
@@ -279,22 +275,17 @@ def _only_walked(home: Class, name: str) -> bool:
             if called in _REGISTERS:
                 return False
             given = [part.value if isinstance(part, ast.Starred) else part for part in node.args]
-            if called not in _LOOKS and any(_is_own(part, name) for part in given):
+            if called not in _LOOKS and any(_named(part, name) for part in given):
                 return False
         elif isinstance(node, ast.FunctionDef) and node.name in ("parameters", "named_parameters"):
             return False
-        elif _is_own(node, name) and isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
+        elif _named(node, name) and isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
             reads += 1
     return reads > 0
 
 
-def _is_own(node: ast.AST, name: str) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == name
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    )
+def _named(node: ast.AST, name: str) -> bool:
+    return is_own(node) and getattr(node, "attr", "") == name
 
 
 RULES = (rebuilt,)

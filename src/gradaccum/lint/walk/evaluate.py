@@ -329,11 +329,11 @@ _WITH_WEIGHTS = re.compile(
 def learns(value: Value) -> bool:
     """Whether it is a module with parameters."""
     return isinstance(value, Thing) and value.kind == "model" and (
-        _WITH_WEIGHTS.search(value.key) is not None or any(map(learns_itself, value.models))
+        _WITH_WEIGHTS.search(value.key) is not None or any(map(_learns_itself, value.models))
     )  # fmt: skip
 
 
-def learns_itself(part: Thing) -> bool:
+def _learns_itself(part: Thing) -> bool:
     """Whether it is a parameter, or a layer of torch's that has some."""
     return part.kind == "leaf" or _WITH_WEIGHTS.search(part.key) is not None
 
